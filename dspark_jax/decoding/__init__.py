@@ -1,0 +1,1 @@
+"""Decoding: rounds of draft, verify and commit, and the loops around them."""

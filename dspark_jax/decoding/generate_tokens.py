@@ -1,0 +1,224 @@
+"""The whole generation as one traced program: tokens in, tokens out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dspark_jax.config import Buckets, SamplingParams
+from dspark_jax.decoding.prefill import begin, feed
+from dspark_jax.decoding.publishing import RoundOut
+from dspark_jax.decoding.requests import Requests, Variant, pack_requests, variant_of
+from dspark_jax.decoding.round import decode_round
+from dspark_jax.decoding.state import RUNNING, Counters, DecodeState, new_state
+from dspark_jax.decoding.words import fold_seeds, round_words
+from dspark_jax.models.params import Tree, is_listed
+from dspark_jax.spec import Spec
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["tokens", "lengths", "finish", "logprobs", "counters"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class TokensOut:
+    """Result of `generate_tokens`.
+
+    Attributes:
+      tokens: int32[B, max_new_tokens]. Emitted tokens, -1 behind them.
+      lengths: int32[B]. How many.
+      finish: int32[B]. Index into `FINISH_REASONS`.
+      logprobs: float32[B, max_new_tokens], or None unless asked for.
+      counters: statistics of each request.
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+    finish: jax.Array
+    logprobs: jax.Array | None
+    counters: Counters
+
+
+def generate_tokens(
+    spec: Spec,
+    params: Tree,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    *,
+    seeds: Any = 0,
+    max_new_tokens: int,
+    draft_length: int | None = None,
+    sampling: SamplingParams | None = None,
+    requests: Requests | None = None,
+    variant: Variant | None = None,
+    capacity: int | None = None,
+    logprobs: bool = False,
+) -> TokensOut:
+    """Generates in one program: prefill, then a loop of rounds on the device.
+
+    Jittable: close over `spec` or make it static; everything else that is not
+    an array is static too. Use `generate` for text.
+
+    Args:
+      spec: static half of a model, `model.spec`.
+      params: `{"target": ..., "draft": ...}`, plain nested dicts.
+      tokens: int32[B, P]. Prompts, right-padded; what the padding holds does
+        not matter.
+      lengths: int32[B]. Prompt lengths, 1..P.
+      seeds: an int, folded with the index of each request, or uint32[B, 2],
+        one seed a request.
+      max_new_tokens: at most this many tokens a request.
+      draft_length: drafts a round, 0..gamma; None is gamma, 0 decodes plainly.
+      sampling: settings of all requests; default greedy, ending at the model's
+        stop ids.
+      requests: settings by request instead, see `pack_requests`; needs
+        `variant`, which is static.
+      variant: "greedy", "sampled" or "filtered".
+      capacity: positions a request may commit; default P + max_new_tokens.
+      logprobs: whether to return log-probabilities of the emitted tokens.
+
+    Returns:
+      TokensOut.
+
+    Raises:
+      ValueError: shapes, dtypes or settings that do not fit, before tracing.
+    """
+    n = spec.check_draft_length(draft_length)
+    batch, prompt = _check_prompts(tokens, lengths)
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ValueError(f"`max_new_tokens` is {max_new_tokens!r}; allowed: int >= 1")
+    spec.check_params(params)
+    if requests is None:
+        sampling = sampling or SamplingParams()
+        variant = variant or variant_of([sampling])
+        requests = pack_requests(
+            [dataclasses.replace(sampling, seed=None)] * batch,
+            np.zeros((batch, 2), np.uint32),
+            spec.target.eos_ids,
+        )
+        if sampling.seed is not None:
+            seeds = sampling.seed
+        requests = dataclasses.replace(requests, seeds=_seed_array(seeds, batch))
+    elif variant is None:
+        raise ValueError("`requests` needs `variant`: greedy, sampled or filtered")
+
+    capacity = capacity or prompt + max_new_tokens
+    if capacity < prompt:
+        raise ValueError(f"`capacity` is {capacity}; allowed: at least {prompt}")
+    chunks = math.ceil(prompt / Buckets().prefill[-1])
+    chunk = math.ceil(prompt / chunks)
+    slack = max(spec.width, chunks * chunk - capacity)
+    stacked = _is_stacked(params)
+    state = new_state(spec, batch, capacity, slack, n, stacked)
+    state = dataclasses.replace(
+        state, budget=jnp.full((batch,), max_new_tokens, jnp.int32)
+    )
+    state, logits = _feed_all(spec, params, state, tokens, lengths, chunks, chunk)
+    words = round_words(requests.seeds, state.length, n)
+    state, first = begin(
+        spec, params, state, logits, requests, words, n, variant, logprobs
+    )
+
+    wide = max_new_tokens + n + 1
+    emitted = jnp.full((batch, wide), -1, jnp.int32)
+    scores = jnp.zeros((batch, wide), jnp.float32) if logprobs else None
+    zero = jnp.zeros((batch,), jnp.int32)
+    emitted, scores, count = _append(emitted, scores, zero, first)
+
+    def running(carry: tuple) -> jax.Array:
+        return jnp.any(carry[0].finish == RUNNING)
+
+    def body(carry: tuple) -> tuple:
+        state, emitted, scores, count = carry
+        words = round_words(requests.seeds, state.length + 1, n)
+        state, out = decode_round(
+            spec, params, state, requests, words, n, variant, logprobs
+        )
+        return state, *_append(emitted, scores, count, out)
+
+    state, emitted, scores, count = jax.lax.while_loop(
+        running, body, (state, emitted, scores, count)
+    )
+    return TokensOut(
+        tokens=emitted[:, :max_new_tokens],
+        lengths=count,
+        finish=state.finish,
+        logprobs=None if scores is None else scores[:, :max_new_tokens],
+        counters=state.counters,
+    )
+
+
+def _check_prompts(tokens: jax.Array, lengths: jax.Array) -> tuple[int, int]:
+    if tokens.ndim != 2 or tokens.dtype != jnp.int32 or 0 in tokens.shape:
+        raise ValueError(
+            f"`tokens` is {tokens.dtype}{list(tokens.shape)}; it must be int32[B, P]"
+        )
+    if lengths.shape != tokens.shape[:1] or lengths.dtype != jnp.int32:
+        raise ValueError(
+            f"`lengths` is {lengths.dtype}{list(lengths.shape)}; it must be "
+            f"int32[{tokens.shape[0]}]"
+        )
+    return tokens.shape[0], tokens.shape[1]
+
+
+def _seed_array(seeds: Any, batch: int) -> jax.Array:
+    if isinstance(seeds, int):
+        return fold_seeds(seeds, batch)
+    if seeds.shape != (batch, 2) or seeds.dtype != jnp.uint32:
+        raise ValueError(
+            f"`seeds` is {seeds.dtype}{list(seeds.shape)}; it must be an int or "
+            f"uint32[{batch}, 2]"
+        )
+    return seeds
+
+
+def _is_stacked(params: Tree) -> bool:
+    return not any(is_listed(x) for x in params["target"]["layers"].values())
+
+
+def _feed_all(
+    spec: Spec,
+    params: Tree,
+    state: DecodeState,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    chunks: int,
+    chunk: int,
+) -> tuple[DecodeState, jax.Array]:
+    """Feeds the prompts in equal chunks; one compiled chunk serves all."""
+    batch = tokens.shape[0]
+    logits = jnp.zeros((batch, spec.target.vocab_size), jnp.float32)
+    tokens = jnp.pad(tokens, ((0, 0), (0, chunks * chunk - tokens.shape[1])))
+    if chunks == 1:
+        return feed(spec, params, state, logits, tokens, lengths)
+
+    def step(carry: tuple, at: jax.Array):
+        part = jax.lax.dynamic_slice_in_dim(tokens, at, chunk, axis=1)
+        count = jnp.clip(lengths - at, 0, chunk)
+        return feed(spec, params, *carry, part, count), None
+
+    starts = jnp.arange(chunks, dtype=jnp.int32) * chunk
+    (state, logits), _ = jax.lax.scan(step, (state, logits), starts)
+    return state, logits
+
+
+def _append(
+    emitted: jax.Array, scores: jax.Array | None, count: jax.Array, out: RoundOut
+) -> tuple[jax.Array, jax.Array | None, jax.Array]:
+    """Writes a round's tokens behind those of earlier rounds."""
+
+    def put(into: jax.Array, row: jax.Array, at: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(into, row, at, axis=0)
+
+    emitted = jax.vmap(put)(emitted, out.emitted, count)
+    if scores is not None and out.logprobs is not None:
+        scores = jax.vmap(put)(scores, out.logprobs, count)
+    return emitted, scores, count + out.n_emitted

@@ -1,0 +1,110 @@
+"""From verdicts to emitted tokens, and the state that follows from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from dspark_jax.decoding.state import (
+    CACHE_FULL,
+    LENGTH,
+    RUNNING,
+    STOP,
+    Counters,
+    DecodeState,
+)
+from pallas_kernels.publish import Published, publish
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["emitted", "n_emitted", "finish", "logprobs"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class RoundOut:
+    """What a round hands to the caller.
+
+    Attributes:
+      emitted: int32[B, T]. Tokens from the left, -1 behind them.
+      n_emitted: int32[B].
+      finish: int32[B]. Index into `FINISH_REASONS`; 0 while running.
+      logprobs: float32[B, T] of the emitted tokens, or None.
+    """
+
+    emitted: jax.Array
+    n_emitted: jax.Array
+    finish: jax.Array
+    logprobs: jax.Array | None
+
+
+def settle(
+    state: DecodeState,
+    accept: jax.Array,
+    token: jax.Array,
+    draft_ids: jax.Array,
+    stop_ids: jax.Array,
+    cached: int = 1,
+) -> tuple[DecodeState, RoundOut]:
+    """Publishes a round's verdicts and moves lengths, budgets and counters.
+
+    Args:
+      state: before the round.
+      accept: bool[B, T]. Verdicts, T = n + 1.
+      token: int32[B, T]. Tokens of the rows.
+      draft_ids: int32[B, n].
+      stop_ids: int32[B, S].
+      cached: 1 in a round, whose every emitted token stands for one evaluated
+        row (the old anchor and all drafts but the new anchor); 0 in prefill.
+    """
+    n = draft_ids.shape[1]
+    active = state.finish == RUNNING
+    # Committed tokens: `length` cached ones and, in a round, the anchor.
+    room = state.capacity - state.length - cached
+    out: Published = publish(
+        accept,
+        token,
+        draft_ids,
+        jnp.full_like(state.length, n),
+        stop_ids,
+        jnp.minimum(state.budget, room),
+        active,
+    )
+    budget = state.budget - out.n_emitted
+    room = room - out.n_emitted
+    finish = jnp.where(room <= 0, CACHE_FULL, RUNNING)
+    finish = jnp.where(budget <= 0, LENGTH, finish)
+    finish = jnp.where(out.stopped, STOP, finish)
+    finish = jnp.where(active, finish, state.finish).astype(jnp.int32)
+    state = dataclasses.replace(
+        state,
+        anchor=jnp.where(out.n_emitted > 0, out.next_token, state.anchor),
+        length=state.length + cached * out.n_emitted,
+        budget=budget,
+        finish=finish,
+        counters=_count(state.counters, out, active, n, cached),
+    )
+    return state, RoundOut(out.emitted, out.n_emitted, finish, None)
+
+
+def _count(
+    counters: Counters, out: Published, active: jax.Array, n: int, cached: int
+) -> Counters:
+    one = active.astype(jnp.int32) * cached
+    step = jnp.arange(n, dtype=jnp.int32)[None]
+    kept = (step < out.n_kept_drafts[:, None]).astype(jnp.int32)
+    width = counters.kept.shape[1]
+    pad = ((0, 0), (0, width - n))
+    return Counters(
+        rounds=counters.rounds + one,
+        generated=counters.generated + out.n_emitted,
+        drafted=counters.drafted + one * n,
+        verified_rows=counters.verified_rows + one * (n + 1),
+        kept=counters.kept + jnp.pad(kept, pad),
+        proposed=counters.proposed
+        + jnp.pad(jnp.broadcast_to(one[:, None], kept.shape), pad),
+    )

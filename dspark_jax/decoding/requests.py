@@ -1,0 +1,90 @@
+"""Settings of a batch of requests as arrays, so that each may have its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dspark_jax.config import SamplingParams
+from dspark_jax.decoding.words import seed_words
+
+# What a compiled program can do: argmax only; softmax; softmax and filters.
+Variant = Literal["greedy", "sampled", "filtered"]
+# A request names at most this many stop ids.
+MAX_STOP_IDS = 8
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["temperature", "top_p", "top_k", "min_p", "seeds", "stop_ids"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class Requests:
+    """Per-request settings.
+
+    Attributes:
+      temperature: float32[B]. Below 1e-5 is greedy.
+      top_p: float32[B]. 1 is off.
+      top_k: int32[B]. 0 is off.
+      min_p: float32[B]. 0 is off.
+      seeds: uint32[B, 2].
+      stop_ids: int32[B, S]. -1 pads.
+    """
+
+    temperature: jax.Array
+    top_p: jax.Array
+    top_k: jax.Array
+    min_p: jax.Array
+    seeds: jax.Array
+    stop_ids: jax.Array
+
+
+def variant_of(sampling: Sequence[SamplingParams]) -> Variant:
+    """The simplest program that serves all of `sampling`."""
+    if any(s.filtered for s in sampling):
+        return "filtered"
+    return "greedy" if all(s.greedy for s in sampling) else "sampled"
+
+
+def pack_requests(
+    sampling: Sequence[SamplingParams],
+    seeds: np.ndarray,
+    default_stop_ids: tuple[int, ...],
+) -> Requests:
+    """Arrays for `sampling`.
+
+    Args:
+      sampling: one entry a request.
+      seeds: uint32[B, 2]. Words for requests without a seed of their own.
+      default_stop_ids: for requests whose `stop_ids` is None.
+
+    Raises:
+      ValueError: more than 8 stop ids in one request.
+    """
+    stops = np.full((len(sampling), MAX_STOP_IDS), -1, np.int32)
+    seeds = np.array(seeds, np.uint32)
+    for row, one in enumerate(sampling):
+        ids = default_stop_ids if one.stop_ids is None else one.stop_ids
+        if len(ids) > MAX_STOP_IDS:
+            raise ValueError(
+                f"`stop_ids` has {len(ids)} ids; allowed: at most {MAX_STOP_IDS}"
+            )
+        stops[row, : len(ids)] = ids
+        if one.seed is not None:
+            seeds[row] = seed_words(one.seed)
+    top_k = [max(one.top_k or 0, 0) for one in sampling]
+    return Requests(
+        temperature=jnp.asarray([s.temperature for s in sampling], jnp.float32),
+        top_p=jnp.asarray([s.top_p for s in sampling], jnp.float32),
+        top_k=jnp.asarray(top_k, jnp.int32),
+        min_p=jnp.asarray([s.min_p for s in sampling], jnp.float32),
+        seeds=jnp.asarray(seeds),
+        stop_ids=jnp.asarray(stops),
+    )

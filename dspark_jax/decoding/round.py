@@ -1,0 +1,144 @@
+"""One round: verify the waiting proposal, publish, commit, propose again.
+
+    rows -> target.verify -> verdicts -> publish -> commit -> inject -> propose
+
+A round is a pure function of parameters, state and random words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from dspark_jax.decoding import laws
+from dspark_jax.decoding.drafting import draft_next
+from dspark_jax.decoding.publishing import RoundOut, settle
+from dspark_jax.decoding.requests import Requests, Variant
+from dspark_jax.decoding.state import RUNNING, DecodeState
+from dspark_jax.decoding.words import RoundWords
+from dspark_jax.models import dense
+from dspark_jax.models.draft import backbone
+from dspark_jax.models.draft.proposal import Proposal, spread
+from dspark_jax.models.params import Tree
+from dspark_jax.models.rows import Rows, uniform_rows
+from dspark_jax.spec import Spec
+from pallas_kernels.verify import VerifiedRows
+
+
+def decode_round(
+    spec: Spec,
+    params: Tree,
+    state: DecodeState,
+    requests: Requests,
+    words: RoundWords,
+    draft_length: int,
+    variant: Variant,
+    logprobs: bool = False,
+) -> tuple[DecodeState, RoundOut]:
+    """Runs one round for the whole batch.
+
+    Args:
+      spec: the model.
+      params: `{"target": ..., "draft": ...}`.
+      state: with a proposal of at least `draft_length` tokens, if that is > 0.
+      requests: settings.
+      words: random words of the committed length `state.length + 1`.
+      draft_length: n, drafts that every request verifies; 0 decodes plainly.
+      variant: what the program can do.
+      logprobs: whether log-probabilities are wanted.
+
+    Returns:
+      (state, what was emitted).
+    """
+    n, batch = draft_length, state.anchor.shape[0]
+    proposal = state.proposal if n else None
+    ids = jnp.zeros((batch, 0), jnp.int32) if proposal is None else proposal.ids[:, :n]
+    rows = uniform_rows(
+        tokens=jnp.concatenate([state.anchor[:, None], ids], axis=1),
+        lengths=jnp.where(state.finish == RUNNING, n + 1, 0).astype(jnp.int32),
+        start=state.length,
+        width=spec.width,
+        bucket=spec.bucket(batch, n),
+    )
+    taps = spec.taps if n else ()
+    logits, features, pending = dense.evaluate(
+        spec.target, params["target"], state.target, rows, taps
+    )
+    logits = spec.shard(logits, None, "vocab")
+    verdict = _judge(spec, variant, params, logits, requests, rows, proposal, n, words)
+
+    def by_request(x: jax.Array) -> jax.Array:
+        return x[: batch * (n + 1)].reshape(batch, n + 1)
+
+    start = state.length
+    state, out = settle(
+        state,
+        by_request(verdict.accept),
+        by_request(verdict.token),
+        ids,
+        requests.stop_ids,
+    )
+    if logprobs:
+        flat = out.emitted.reshape(-1)
+        scores = laws.log_probabilities(logits[: flat.shape[0]], flat)
+        out = dataclasses.replace(out, logprobs=by_request(scores))
+    state = dataclasses.replace(
+        state, target=dense.commit(state.target, pending, start)
+    )
+    if n and spec.draft is not None and state.draft is not None:
+        context = backbone.inject(
+            spec.draft, params["draft"], state.draft, features, rows
+        )
+        state = dataclasses.replace(state, draft=context)
+        draft_words = jnp.take_along_axis(
+            words.draft, out.n_emitted[:, None, None], axis=1
+        )[:, 0]
+        proposal = draft_next(spec, params, state, requests, draft_words, n, variant)
+        state = dataclasses.replace(state, proposal=proposal)
+    return state, out
+
+
+def _judge(
+    spec: Spec,
+    variant: Variant,
+    params: Tree,
+    logits: jax.Array,
+    requests: Requests,
+    rows: Rows,
+    proposal: Proposal | None,
+    n: int,
+    words: RoundWords,
+) -> VerifiedRows:
+    """Verdicts on flat rows; each row finds its draft by request and step."""
+    is_verify = rows.local_step < n
+    fresh = words.fresh[rows.request, rows.local_step]
+    if proposal is None or spec.draft is None:
+        no_draft = jnp.full_like(rows.token, -1)
+        return laws.verify(
+            spec, variant, logits, requests, rows.request, no_draft, None, is_verify,
+            fresh, fresh,
+        )  # fmt: skip
+    slot = rows.request * n + jnp.minimum(rows.local_step, n - 1)
+
+    def per_draft(x: jax.Array) -> jax.Array:
+        flat = x[:, :n].reshape(-1, *x.shape[2:])
+        return jnp.take(flat, slot, axis=0, mode="clip")
+
+    probs = proposal.probs
+    if probs is not None:
+        d2t = params["draft"].get("d2t")
+        probs = spread(per_draft(probs), d2t, spec.target.vocab_size)
+    return laws.verify(
+        spec,
+        variant,
+        logits,
+        requests,
+        rows.request,
+        per_draft(proposal.ids),
+        probs,
+        is_verify,
+        per_draft(words.accept),
+        jnp.where(is_verify, per_draft(words.replace), fresh),
+    )

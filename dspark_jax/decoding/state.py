@@ -1,0 +1,163 @@
+"""The state of a batch between rounds: one frozen pytree, donated in, returned.
+
+    position   0 1 2 3 4 5 6 7
+    token      p p p p x x A         p prompt, x emitted, A anchor
+    length = 6          (positions 0..5 are in the caches)
+    committed_length = 7             (the anchor is committed, not cached)
+
+A proposal for positions 7.. waits in `proposal`. Slots from `length` on hold
+garbage that no mask lets through, so nothing is ever rolled back.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from dspark_jax.models.draft.proposal import Proposal
+from dspark_jax.models.kv_cache import Cache, cache_bytes, empty_cache
+from dspark_jax.spec import Spec
+
+RUNNING, STOP, LENGTH, CACHE_FULL = range(4)
+FINISH_REASONS = ("running", "stop", "length", "cache_full")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["rounds", "generated", "drafted", "verified_rows", "kept", "proposed"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class Counters:
+    """What each request did since its prefill.
+
+    Attributes:
+      rounds: int32[B]. Verification rounds.
+      generated: int32[B]. Tokens emitted, the prefill's token included.
+      drafted: int32[B]. Tokens proposed for verification.
+      verified_rows: int32[B]. Target rows evaluated in rounds.
+      kept: int32[B, n]. Rounds whose draft j was accepted and emitted.
+      proposed: int32[B, n]. Rounds in which draft j was verified.
+    """
+
+    rounds: jax.Array
+    generated: jax.Array
+    drafted: jax.Array
+    verified_rows: jax.Array
+    kept: jax.Array
+    proposed: jax.Array
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "target",
+        "draft",
+        "proposal",
+        "anchor",
+        "length",
+        "budget",
+        "finish",
+        "counters",
+    ],
+    meta_fields=["capacity"],
+)
+@dataclass(frozen=True)
+class DecodeState:
+    """See the module.
+
+    Attributes:
+      target: the target's keys and values.
+      draft: the draft's context keys and values; None when nothing is drafted.
+      proposal: waiting drafts; None before the first round and in plain decoding.
+      anchor: int32[B]. The last committed token.
+      length: int32[B]. Cached positions; the anchor's position.
+      budget: int32[B]. Tokens the request may still emit.
+      finish: int32[B]. Index into `FINISH_REASONS`; 0 while running.
+      counters: statistics.
+      capacity: C, positions a request may commit.
+    """
+
+    target: Cache
+    draft: Cache | None
+    proposal: Proposal | None
+    anchor: jax.Array
+    length: jax.Array
+    budget: jax.Array
+    finish: jax.Array
+    counters: Counters
+    capacity: int
+
+
+def new_counters(batch: int, draft_length: int) -> Counters:
+    """All zero."""
+    zero = jnp.zeros((batch,), jnp.int32)
+    steps = jnp.zeros((batch, draft_length), jnp.int32)
+    return Counters(zero, zero, zero, zero, steps, steps)
+
+
+def new_state(
+    spec: Spec, batch: int, capacity: int, slack: int, draft_length: int, stacked: bool
+) -> DecodeState:
+    """An empty state.
+
+    Args:
+      spec: the model.
+      batch: B.
+      capacity: C, positions a request may commit.
+      slack: extra slots for blocks that begin near the end; at least
+        `spec.width`.
+      draft_length: n; 0 keeps no draft context.
+      stacked: whether layers are computed as a stack.
+    """
+    dtype = jnp.dtype(spec.cache_dtype)
+    zero = jnp.zeros((batch,), jnp.int32)
+    drafts = spec.draft is not None and draft_length > 0
+    return DecodeState(
+        target=empty_cache(spec.target, batch, capacity, slack, dtype, stacked),
+        draft=(
+            empty_cache(spec.draft.backbone, batch, capacity, slack, dtype, stacked)
+            if spec.draft is not None and drafts
+            else None
+        ),
+        proposal=None,
+        anchor=zero,
+        length=zero,
+        budget=zero,
+        finish=zero,
+        counters=new_counters(batch, draft_length),
+        capacity=capacity,
+    )
+
+
+def state_bytes(
+    spec: Spec, batch: int, slots: int, draft_length: int, sampled: bool, prefill: int
+) -> dict[str, int]:
+    """Bytes that decoding needs beside the parameters, by use.
+
+    Args:
+      spec: the model.
+      batch: B.
+      slots: capacity and slack.
+      draft_length: n.
+      sampled: whether laws are kept (temperature above 0).
+      prefill: tokens fed at once.
+    """
+    dtype = jnp.dtype(spec.cache_dtype)
+    rows = spec.bucket(batch, draft_length)
+    vocab, hidden = spec.target.vocab_size, spec.target.hidden_size
+    laws = 3 if sampled else 1
+    need = {
+        "target cache": cache_bytes(spec.target, batch, slots, dtype),
+        "logits and laws": 4 * vocab * (rows * laws + batch),
+        "activations": 4 * batch * max(prefill, spec.width) * 6 * hidden
+        + 4 * batch * max(prefill, spec.width) * spec.target.num_heads * slots,
+    }
+    if spec.draft is not None and draft_length:
+        need["draft cache"] = cache_bytes(spec.draft.backbone, batch, slots, dtype)
+        if sampled:
+            need["proposal"] = 4 * batch * draft_length * spec.draft.head_rows
+    return need

@@ -1,0 +1,1 @@
+"""Model definitions: pure functions over plain parameter dicts."""

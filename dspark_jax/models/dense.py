@@ -1,0 +1,149 @@
+"""A dense target as pure functions: declare, evaluate rows, commit.
+
+    logits, features, pending = evaluate(config, params, cache, rows, taps)
+    cache = commit(cache, pending, rows.start)
+
+`evaluate` never writes the cache. `commit` stores all T rows of each block at
+the block's own positions; the caller moves the length by the rows it keeps, and
+what lies beyond is masked and later overwritten.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from dspark_jax.config import DecoderConfig
+from dspark_jax.models import kv_cache
+from dspark_jax.models.decoder_layer import block_view
+from dspark_jax.models.kv_cache import Cache
+from dspark_jax.models.layers import Norm, Table, embed, embed_scale, matmul, softcap
+from dspark_jax.models.params import Tree, build, stack_shapes
+from dspark_jax.models.rows import Rows
+from dspark_jax.models.stack import layer_declaration, run_layers
+
+
+class _Ends(nnx.Module):
+    """Embedding, final norm and, unless tied, the output head."""
+
+    def __init__(self, config: DecoderConfig):
+        """Declares the tables and the norm."""
+        v, h, dtype = config.vocab_size, config.hidden_size, config.dtype
+        self.embed = Table(v, h, ("vocab", "embed"), dtype)
+        self.norm = Norm(h, config.rms_norm_eps, dtype)
+        if not config.tie_embeddings:
+            self.lm_head = Table(v, h, ("vocab", "embed"), dtype)
+
+
+@functools.lru_cache(maxsize=None)
+def declaration(config: DecoderConfig) -> tuple[Tree, Tree]:
+    """(shapes, axes) of all parameters, layers stacked by kind."""
+    _, shapes, axes = build(lambda: _Ends(config))
+    layer_shapes, layer_axes = declare_layers(config)
+    return {**shapes, "layers": layer_shapes}, {**axes, "layers": layer_axes}
+
+
+def declare_layers(config: DecoderConfig) -> tuple[Tree, Tree]:
+    """(shapes, axes) of the stacked layer groups by kind."""
+    shapes: Tree = {}
+    axes: Tree = {}
+    for kind in config.kinds:
+        _, one, names = layer_declaration(config, kind)
+        count = config.layer_types.count(kind)
+        shapes[kind], axes[kind] = stack_shapes(one, names, count)
+    return shapes, axes
+
+
+def abstract_params(config: DecoderConfig) -> Tree:
+    """Nested dict of `jax.ShapeDtypeStruct`, layers stacked by kind."""
+    return declaration(config)[0]
+
+
+def unit_counts(config: DecoderConfig) -> dict[str, int]:
+    """Units of logical axes that sharding must not cut inside one."""
+    kv = [config.attention(kind).num_kv_heads for kind in config.kinds]
+    return {"heads": config.num_heads, "kv_heads": min(kv, default=1)}
+
+
+def embed_rows(config: DecoderConfig, table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Embedded ids as the residual stream's start, float32[..., H]."""
+    x = embed(table, ids)
+    if config.architecture == "gemma4":
+        x = x * embed_scale(config.hidden_size, table.dtype.name)
+    return x
+
+
+def head_table(params: Tree) -> jax.Array:
+    """The output head's weight; the embedding when they are tied."""
+    return params["lm_head" if "lm_head" in params else "embed"]["weight"]
+
+
+def head_logits(config: DecoderConfig, hidden: jax.Array, table: jax.Array) -> jax.Array:
+    """float32[R, V] from normed hidden rows; ids that do not exist are -inf."""
+    logits = softcap(matmul(hidden, table), config.logit_softcap)
+    if config.valid_vocab is None or config.valid_vocab == logits.shape[-1]:
+        return logits
+    exists = jnp.arange(logits.shape[-1], dtype=jnp.int32) < config.valid_vocab
+    return jnp.where(exists[None], logits, -jnp.inf)
+
+
+def evaluate(
+    config: DecoderConfig,
+    params: Tree,
+    cache: Cache,
+    rows: Rows,
+    taps: tuple[int, ...] = (),
+    logit_rows: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, Cache]:
+    """Evaluates rows against the committed positions; writes nothing.
+
+    Args:
+      config: the target.
+      params: plain dict, see `declaration`.
+      cache: committed keys and values; positions below `rows.start` are read.
+      rows: G rows; row j of a request sees its earlier rows and the cache.
+      taps: layers whose outputs make the draft's context features.
+      logit_rows: int32[R]. Rows whose logits are wanted; None is all of them.
+
+    Returns:
+      logits: float32[R, V].
+      features: float32[G, m * H]. Tapped outputs side by side, in the order of
+        `taps` (DSpark paper, section 3).
+      pending: the block's own keys and values, `[B, K, T, d]` a layer.
+    """
+    x = embed_rows(config, params["embed"]["weight"], rows.token)
+    views = {
+        kind: block_view(config, kind, rows, cache_slots(cache), causal=True)
+        for kind in config.kinds
+    }
+    x, tapped, pending = run_layers(config, params["layers"], x, views, cache, taps)
+    features = (
+        jnp.concatenate(tapped, axis=-1)
+        if tapped
+        else jnp.zeros((x.shape[0], 0), jnp.float32)
+    )
+    if logit_rows is not None:
+        x = jnp.take(x, logit_rows, axis=0, mode="clip")
+    norm = nnx.merge(norm_graph(config), params["norm"])
+    logits = head_logits(config, norm(x), head_table(params))
+    return logits, features, pending
+
+
+@functools.lru_cache(maxsize=None)
+def norm_graph(config: DecoderConfig) -> nnx.GraphDef:
+    """Graph definition of a norm of the residual stream."""
+    return build(lambda: Norm(config.hidden_size, config.rms_norm_eps, config.dtype))[0]
+
+
+def cache_slots(cache: Cache) -> int:
+    """Slots of a cache, slack included; 1 when there is no layer."""
+    leaves = jax.tree.leaves(cache)
+    return leaves[0].shape[-2] if leaves else 1
+
+
+def commit(cache: Cache, pending: Cache, start: jax.Array) -> Cache:
+    """Stores pending blocks at their positions; see `kv_cache.write_rows`."""
+    return kv_cache.write_rows(cache, pending, start)

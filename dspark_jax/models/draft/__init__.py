@@ -1,0 +1,1 @@
+"""The DSpark draft: parallel backbone, Markov head, confidence head."""

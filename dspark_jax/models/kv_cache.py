@@ -1,0 +1,80 @@
+"""Position-addressed key/value storage with slack, so that nothing rolls back.
+
+A cache is `{kind: {"k": store, "v": store}}` where a store is one array a
+layer (a tuple) or, for stacked layers, one array with a leading layer axis.
+Each array is `[B, K, C + slack, d]`: position p of a request lies in slot p.
+Rows past the committed length are garbage that no mask lets through; the slack
+takes the tail of a block that begins at the last usable slot.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dspark_jax.config import DecoderConfig
+
+Cache = dict[str, dict[str, Any]]
+
+
+def empty_cache(
+    config: DecoderConfig,
+    batch: int,
+    capacity: int,
+    slack: int,
+    dtype: jnp.dtype,
+    stacked: bool,
+) -> Cache:
+    """Zeros for `batch` requests of up to `capacity` positions."""
+    cache: Cache = {}
+    for kind in config.kinds:
+        geometry = config.attention(kind)
+        count = config.layer_types.count(kind)
+        shape = (batch, geometry.num_kv_heads, capacity + slack, geometry.head_dim)
+
+        def store(shape=shape, count=count):
+            if stacked:
+                return jnp.zeros((count, *shape), dtype)
+            return tuple(jnp.zeros(shape, dtype) for _ in range(count))
+
+        cache[kind] = {"k": store(), "v": store()}
+    return cache
+
+
+def cache_bytes(
+    config: DecoderConfig, batch: int, slots: int, dtype: jnp.dtype
+) -> int:
+    """Bytes of a cache of `slots` positions (capacity and slack)."""
+    per_position = sum(
+        2 * geometry.num_kv_heads * geometry.head_dim
+        for geometry in (config.attention(kind) for kind in config.layer_types)
+    )
+    return batch * slots * per_position * jnp.dtype(dtype).itemsize
+
+
+def write_rows(cache: Cache, rows: Cache, start: jax.Array) -> Cache:
+    """Writes each request's block at its own position.
+
+    Args:
+      cache: see the module.
+      rows: the same structure with `[B, K, T, d]` arrays, T <= slack.
+      start: int32[B]. First slot of each request's block; start <= C.
+
+    Returns:
+      The cache with slots start .. start + T - 1 replaced.
+    """
+
+    def write(into: jax.Array, block: jax.Array) -> jax.Array:
+        block = block.astype(into.dtype)
+        if into.ndim == 5:
+            return jax.vmap(write)(into, block)
+        if into.shape[0] == 1:
+            zero = jnp.zeros((), jnp.int32)
+            at = (zero, zero, start[0], zero)
+            return jax.lax.dynamic_update_slice(into, block, at)
+        one = lambda x, y, s: jax.lax.dynamic_update_slice_in_dim(x, y, s, axis=1)  # noqa: E731
+        return jax.vmap(one)(into, block, start)
+
+    return jax.tree.map(write, cache, rows)

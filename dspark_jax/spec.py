@@ -1,0 +1,123 @@
+"""The static half of a model: what is compiled, as opposed to its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from dspark_jax.config import DecoderConfig, DraftConfig
+from dspark_jax.models import dense
+from dspark_jax.models.draft import backbone
+from dspark_jax.models.params import Tree, check_tree, partition, shardings
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """Everything that shapes a program; hashable, a static argument of jit.
+
+    Attributes:
+      target: the target's config.
+      draft: the draft's config, or None for plain decoding only.
+      mesh: device mesh with axes among "data" and "tensor", or None.
+      cache_dtype: dtype of keys and values.
+    """
+
+    target: DecoderConfig
+    draft: DraftConfig | None = None
+    mesh: Mesh | None = None
+    cache_dtype: str = "float32"
+
+    @property
+    def gamma(self) -> int:
+        """Longest draft; 0 without a draft model."""
+        return self.draft.gamma if self.draft else 0
+
+    @property
+    def width(self) -> int:
+        """Rows a request is padded to in attention, in every program.
+
+        One width for plain and speculative programs, so that both compute a
+        position in the same way. At least 2: single rows are slow on CPU.
+        """
+        return max(2, self.gamma + 1)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.draft.target_layer_ids if self.draft else ()
+
+    def bucket(self, batch: int, draft_length: int) -> int:
+        """G, the flat rows of a round."""
+        return max(2, batch * (draft_length + 1))
+
+    def check_params(self, params: Tree) -> None:
+        """Raises ValueError unless `params` holds what the spec declares."""
+        if "target" not in params or (self.draft is not None) != ("draft" in params):
+            want = ["target"] + (["draft"] if self.draft else [])
+            raise ValueError(f"`params` has keys {sorted(params)}; expected {want}")
+        check_tree(params["target"], dense.abstract_params(self.target), "target")
+        if self.draft:
+            declared = backbone.abstract_draft_params(self.draft)
+            given = dict(params["draft"])
+            if not self.draft.own_head and self.draft.draft_vocab_size is not None:
+                # `load` gathers the target's head rows once.
+                if "lm_head" not in given:
+                    raise ValueError(
+                        "a draft with a reduced vocabulary shares the target's head: "
+                        "put its rows at params['draft']['lm_head']['weight'] with "
+                        "`share_tables`"
+                    )
+                del given["lm_head"]
+            check_tree(given, declared, "draft")
+
+    def check_draft_length(self, draft_length: int | None) -> int:
+        """The draft length to use; ValueError when it is out of range."""
+        if draft_length is None:
+            return self.gamma
+        ok = isinstance(draft_length, int) and not isinstance(draft_length, bool)
+        if not ok or not 0 <= draft_length <= self.gamma:
+            limit = (
+                f"0..{self.gamma}, the block size of the draft"
+                if self.draft
+                else "0, as the model was loaded without a draft"
+            )
+            raise ValueError(f"`draft_length` is {draft_length!r}; allowed: {limit}")
+        return draft_length
+
+    def shard(self, x: jax.Array, *axes: str | None) -> jax.Array:
+        """Constrains an array inside a trace to the mesh, by logical axes."""
+        if self.mesh is None:
+            return x
+        counts = dense.unit_counts(self.target)
+        spec = partition(axes, x.shape, self.mesh, counts)
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+
+
+def share_tables(draft: DraftConfig, draft_params: Tree, target_params: Tree) -> Tree:
+    """Adds the target's head rows to a draft with a reduced vocabulary.
+
+    Drafts whose head is not their own use the target's. With a reduced
+    vocabulary the rows `d2t` are gathered once, here, instead of every round.
+    """
+    if draft.own_head or draft.draft_vocab_size is None:
+        return draft_params
+    table = dense.head_table(target_params)
+    rows = jnp.take(table, draft_params["d2t"], axis=0, mode="clip")
+    return {**draft_params, "lm_head": {"weight": rows}}
+
+
+def param_shardings(spec: Spec) -> Tree:
+    """`NamedSharding`s for `{"target": ..., "draft": ...}`; needs a mesh."""
+    if spec.mesh is None:
+        raise ValueError("`mesh` is None; shardings need a mesh")
+    shapes, axes = dense.declaration(spec.target)
+    counts = dense.unit_counts(spec.target)
+    tree: dict[str, Any] = {"target": shardings(shapes, axes, spec.mesh, counts)}
+    if spec.draft is not None:
+        shapes, axes = backbone.declaration(spec.draft)
+        counts = dense.unit_counts(spec.draft.backbone)
+        tree["draft"] = shardings(shapes, axes, spec.mesh, counts)
+    return tree
