@@ -84,8 +84,12 @@ def decode_round(
         flat = out.emitted.reshape(-1)
         scores = laws.log_probabilities(logits[: flat.shape[0]], flat)
         out = dataclasses.replace(out, logprobs=by_request(scores))
+    # Ordered behind the last read, the caches are written in place.
+    cache, context, pending, start = jax.lax.optimization_barrier(
+        (state.target, state.draft, pending, start, out.n_emitted)
+    )[:4]
     state = dataclasses.replace(
-        state, target=dense.commit(state.target, pending, start)
+        state, target=dense.commit(cache, pending, start), draft=context
     )
     if n and spec.draft is not None and state.draft is not None:
         context = backbone.inject(

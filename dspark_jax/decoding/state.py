@@ -93,10 +93,19 @@ class DecodeState:
 
 
 def new_counters(batch: int, draft_length: int) -> Counters:
-    """All zero."""
-    zero = jnp.zeros((batch,), jnp.int32)
-    steps = jnp.zeros((batch, draft_length), jnp.int32)
-    return Counters(zero, zero, zero, zero, steps, steps)
+    """All zero; every field is a buffer of its own, as states are donated."""
+
+    def zeros(*shape: int) -> jax.Array:
+        return jnp.zeros((batch, *shape), jnp.int32)
+
+    return Counters(
+        rounds=zeros(),
+        generated=zeros(),
+        drafted=zeros(),
+        verified_rows=zeros(),
+        kept=zeros(draft_length),
+        proposed=zeros(draft_length),
+    )
 
 
 def new_state(
@@ -114,7 +123,10 @@ def new_state(
       stacked: whether layers are computed as a stack.
     """
     dtype = jnp.dtype(spec.cache_dtype)
-    zero = jnp.zeros((batch,), jnp.int32)
+
+    def zeros() -> jax.Array:
+        return jnp.zeros((batch,), jnp.int32)
+
     drafts = spec.draft is not None and draft_length > 0
     return DecodeState(
         target=empty_cache(spec.target, batch, capacity, slack, dtype, stacked),
@@ -124,10 +136,10 @@ def new_state(
             else None
         ),
         proposal=None,
-        anchor=zero,
-        length=zero,
-        budget=zero,
-        finish=zero,
+        anchor=zeros(),
+        length=zeros(),
+        budget=zeros(),
+        finish=zeros(),
         counters=new_counters(batch, draft_length),
         capacity=capacity,
     )

@@ -54,13 +54,14 @@ def block_view(
     positions = rows.block_positions()
     cos, sin = rope_tables(geometry.rope, geometry.head_dim, positions)
     block = attention.causal_block_mask if causal else attention.full_block_mask
-    return BlockView(
-        rows=rows,
-        cos=cos,
-        sin=sin,
-        block_mask=block(rows.width, geometry.window),
-        cache_mask=attention.cache_mask(positions, rows.start, slots, geometry.window),
+    shared = (
+        cos,
+        sin,
+        block(rows.width, geometry.window),
+        attention.cache_mask(positions, rows.start, slots, geometry.window),
     )
+    # Without the barrier XLA would compute them again inside every layer.
+    return BlockView(rows, *jax.lax.optimization_barrier(shared))
 
 
 class DecoderLayer(nnx.Module):
