@@ -303,8 +303,18 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int | None = None
     stop_ids: tuple[int, ...] | None = None
+    repetition_penalty: None = None
+    presence_penalty: None = None
+    frequency_penalty: None = None
 
     def __post_init__(self) -> None:
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"`{name}` is not supported: it makes the target's law depend on "
+                    "the drafted tokens, which the verifier does not model; leave it "
+                    "out"
+                )
         t = self.temperature
         _require(_is_number(t) and t >= 0, "temperature", t, "a finite number >= 0")
         p = self.top_p

@@ -22,7 +22,7 @@ from pallas_kernels.publish import Published, publish
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["emitted", "n_emitted", "finish", "logprobs"],
+    data_fields=["emitted", "n_emitted", "n_kept", "finish", "logprobs"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
@@ -32,12 +32,14 @@ class RoundOut:
     Attributes:
       emitted: int32[B, T]. Tokens from the left, -1 behind them.
       n_emitted: int32[B].
+      n_kept: int32[B]. Accepted drafts among them.
       finish: int32[B]. Index into `FINISH_REASONS`; 0 while running.
       logprobs: float32[B, T] of the emitted tokens, or None.
     """
 
     emitted: jax.Array
     n_emitted: jax.Array
+    n_kept: jax.Array
     finish: jax.Array
     logprobs: jax.Array | None
 
@@ -88,7 +90,9 @@ def settle(
         finish=finish,
         counters=_count(state.counters, out, active, n, cached),
     )
-    return state, RoundOut(out.emitted, out.n_emitted, finish, None)
+    return state, RoundOut(
+        out.emitted, out.n_emitted, out.n_kept_drafts, finish, None
+    )
 
 
 def _count(

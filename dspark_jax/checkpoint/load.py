@@ -1,0 +1,126 @@
+"""Parameters of a published or converted checkpoint, placed on devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+from dspark_jax.checkpoint import store
+from dspark_jax.checkpoint.hf_config import Kind
+from dspark_jax.checkpoint.names import Path as LeafPath
+from dspark_jax.checkpoint.names import declared_shapes
+from dspark_jax.checkpoint.pair import check_pair, fit_draft
+from dspark_jax.checkpoint.source import (
+    Config,
+    Source,
+    Tables,
+    config_for_tables,
+    open_source,
+    with_dtype,
+)
+from dspark_jax.config import DTYPES
+from dspark_jax.models.params import Tree, flatten, unflatten
+
+__all__ = ["check_pair", "fit_draft", "read_config", "read_leaves", "read_params"]
+
+ShardingFor = Callable[[LeafPath], Sharding | None]
+
+
+def read_config(path: str | Path) -> tuple[Kind, Config]:
+    """Kind and settings of a checkpoint in any supported format, checked."""
+    if store.is_stored(path):
+        header = store.read_header(path)
+        return header.kind, header.config
+    source = open_source(path)
+    return source.kind, source.config
+
+
+def read_params(
+    path: str | Path,
+    *,
+    dtype: str | None = None,
+    sharding_for: ShardingFor | None = None,
+    tables: Tables = "own",
+) -> tuple[Kind, Config, Tree]:
+    """Reads a checkpoint.
+
+    Args:
+      path: a published folder, a `.gguf` file or a converted directory.
+      dtype: of the parameters; None keeps the stored one.
+      sharding_for: where a leaf goes, by path; None, or a result of None, is the
+        default device. Every process reads only what its devices hold of a
+        converted directory.
+      tables: `target` leaves a draft's own copies of the target's embedding and
+        head out, so that the target's arrays serve.
+
+    Returns:
+      (kind, config, params): params as a plain nested dict.
+
+    Raises:
+      CheckpointError: anything wrong with the checkpoint, before weights are read.
+
+    Example:
+      >>> from dspark_jax.checkpoint.load import read_params
+      >>> try:
+      ...     read_params("no/such/checkpoint")
+      ... except ValueError as error:
+      ...     print(error)
+      no/such/checkpoint does not exist
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"`dtype` is {dtype!r}; allowed: None, {', '.join(DTYPES)}")
+    place = sharding_for or (lambda path: None)
+    if store.is_stored(path):
+        return _read_stored(path, dtype, place, tables)
+    source = open_source(path, dtype=dtype, tables=tables)
+    leaves = {key: _put(value, place(key)) for key, value in read_leaves(source)}
+    return source.kind, source.config, unflatten(leaves)
+
+
+def read_leaves(source: Source) -> Iterator[tuple[LeafPath, np.ndarray]]:
+    """Leaves of a source one by one, largest first.
+
+    The order keeps the largest one from being read when memory is most broken up.
+    """
+    for key in sorted(source.shapes, key=lambda k: -_size(source.shapes[k])):
+        yield key, source.read_leaf(key)
+
+
+def _size(leaf: jax.ShapeDtypeStruct) -> int:
+    return int(np.prod(leaf.shape, dtype=np.int64))
+
+
+def _put(value: np.ndarray, sharding: Sharding | None) -> jax.Array:
+    if sharding is None:
+        return jnp.asarray(value)
+    return jax.make_array_from_callback(value.shape, sharding, lambda i: value[i])
+
+
+def _read_stored(
+    path: str | Path, dtype: str | None, place: ShardingFor, tables: Tables
+) -> tuple[Kind, Config, Tree]:
+    header = store.read_header(path)
+    config = config_for_tables(header.config, tables)
+    wanted = declared_shapes(config)
+    shardings = {key: place(key) for key in wanted}
+    loaded: dict[LeafPath, jax.Array] = {}
+    free = [key for key in wanted if shardings[key] is None]
+    for key, value in store.load_leaves(path, header, free):
+        loaded[key] = jnp.asarray(value)
+    abstract = {
+        key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[key])
+        for key, leaf in wanted.items()
+        if shardings[key] is not None
+    }
+    if abstract:
+        loaded |= flatten(store.load(path, unflatten(abstract)))
+    if dtype is not None:
+        config = with_dtype(config, dtype)
+        for key, leaf in declared_shapes(config).items():
+            loaded[key] = loaded[key].astype(leaf.dtype)
+    return header.kind, config, unflatten({key: loaded[key] for key in wanted})

@@ -1,0 +1,1 @@
+"""Commands: one module each; `main` puts them together."""

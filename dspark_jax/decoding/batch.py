@@ -1,0 +1,205 @@
+"""A batch on its way: prompts in, rounds out, from Python.
+
+The device keeps the state; the host learns what each round emitted. One round
+is in flight at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dspark_jax.config import Buckets
+from dspark_jax.decoding.programs import SMALLEST_CHUNK, Programs
+from dspark_jax.decoding.publishing import RoundOut
+from dspark_jax.decoding.requests import Requests, Variant
+from dspark_jax.decoding.state import RUNNING, STOP, DecodeState, new_counters
+from dspark_jax.models.params import Tree
+from dspark_jax.spec import Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class HostRound:
+    """What one round emitted, per request, as Python lists.
+
+    Attributes:
+      emitted: tokens.
+      kept: accepted drafts among them.
+      finish: index into `FINISH_REASONS`; 0 while running.
+      logprobs: of the emitted tokens, or empty lists.
+    """
+
+    emitted: list[list[int]]
+    kept: list[int]
+    finish: list[int]
+    logprobs: list[list[float]]
+
+
+class Batch:
+    """B requests that are decoded together.
+
+    Attributes:
+      state: the device state, None once it was handed on.
+      tokens: committed ids of each request, prompt included.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        params: Tree,
+        programs: Programs,
+        requests: Requests,
+        count: int,
+        capacity: int,
+        draft_length: int,
+        variant: Variant,
+        logprobs: bool,
+    ):
+        """Reserves the caches for `count` requests of the batch bucket."""
+        self._spec, self._params, self._programs = spec, params, programs
+        self._requests, self._variant, self._logprobs = requests, variant, logprobs
+        self.count = count
+        self.draft_length = draft_length
+        self.size = requests.temperature.shape[0]
+        self.state: DecodeState | None = programs.init(
+            self.size, capacity, draft_length
+        )
+        self.tokens: list[list[int]] = [[] for _ in range(count)]
+        self.finish = [RUNNING] * count
+
+    def resettle(self, requests: Requests, variant: Variant, logprobs: bool) -> None:
+        """New settings for the next turn of the same requests."""
+        self._requests, self._variant, self._logprobs = requests, variant, logprobs
+
+    def reserve(self, capacity: int) -> None:
+        """Makes room for `capacity` positions a request, if there is less."""
+        state = self._owned()
+        if capacity > state.capacity:
+            # A waiting proposal is made anew after the next prefill.
+            state = dataclasses.replace(state, proposal=None)
+            self.state = self._programs.grow(state, capacity)
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], budgets: Sequence[int]
+    ) -> HostRound:
+        """Feeds new tokens of every request and draws the first token after them.
+
+        Args:
+          prompts: ids to add to each request; the last committed token of an
+            earlier turn is fed again by itself, as it was never cached.
+          budgets: tokens each request may emit.
+        """
+        state = self._owned()
+        pending: list[list[int]] = []
+        starts = np.zeros((self.size,), np.int32)
+        for row, (known, new) in enumerate(zip(self.tokens, prompts, strict=True)):
+            starts[row] = max(len(known) - 1, 0)
+            pending.append([*known[-1:], *new])
+            known.extend(new)
+        pending += [[] for _ in range(self.size - self.count)]
+        finish = np.full((self.size,), STOP, np.int32)
+        finish[: self.count] = RUNNING
+        budget = np.zeros((self.size,), np.int32)
+        budget[: self.count] = budgets
+        state = dataclasses.replace(
+            state,
+            length=jnp.asarray(starts),
+            budget=jnp.asarray(budget),
+            finish=jnp.asarray(finish),
+            proposal=None,
+            counters=_zero_counters(self.size, self.draft_length),
+        )
+        logits = jnp.asarray(
+            np.zeros((self.size, self._spec.target.vocab_size), np.float32)
+        )
+        state, logits = self._feed(state, logits, pending, starts)
+        state, out = self._programs.begin(self._params, state, logits, self._requests)
+        if self._variant == "greedy" and state.proposal is not None:
+            # Greedy rounds carry no laws.
+            proposal = dataclasses.replace(state.proposal, probs=None)
+            state = dataclasses.replace(state, proposal=proposal)
+        self.state = state
+        return self._receive(out)
+
+    def step(self, halt: Sequence[int] = ()) -> HostRound:
+        """Runs one round.
+
+        Args:
+          halt: requests that the caller ended; they emit nothing from now on.
+        """
+        state = self._owned()
+        if halt:
+            finish = np.zeros((self.size,), np.int32) + STOP
+            for row in range(self.count):
+                finish[row] = STOP if row in halt else self.finish[row]
+            self.finish = finish[: self.count].tolist()
+            state = dataclasses.replace(state, finish=jnp.asarray(finish))
+        self.state, out = self._programs.round(
+            self._params, state, self._requests, self._variant, self._logprobs
+        )
+        return self._receive(out)
+
+    def truncate(self, row: int, length: int) -> None:
+        """Forgets all but the first `length` committed tokens of a request.
+
+        Caches are addressed by position, so a shorter length is all it takes.
+        """
+        del self.tokens[row][length:]
+
+    def _owned(self) -> DecodeState:
+        if self.state is None:
+            raise ValueError("this batch has no state any more")
+        return self.state
+
+    def _feed(
+        self,
+        state: DecodeState,
+        logits: jax.Array,
+        pending: list[list[int]],
+        starts: np.ndarray,
+    ) -> tuple[DecodeState, jax.Array]:
+        """Feeds chunk by chunk; no chunk may reach past a cache's last slot."""
+        lengths, done = starts.copy(), [0] * self.size
+        sizes = Buckets().prefill
+        while True:
+            left = max(len(p) - d for p, d in zip(pending, done, strict=True))
+            if left == 0:
+                return state, logits
+            room = self._programs.slots(state.capacity) - int(lengths.max())
+            fits = [size for size in sizes if size <= room]
+            width = Buckets.fit(left, fits) or (fits or [SMALLEST_CHUNK])[-1]
+            chunk = np.zeros((self.size, width), np.int32)
+            counts = np.zeros((self.size,), np.int32)
+            for row, ids in enumerate(pending):
+                part = ids[done[row] : done[row] + width]
+                chunk[row, : len(part)] = part
+                counts[row] = len(part)
+                done[row] += len(part)
+            state, logits = self._programs.feed(
+                self._params, state, logits, jnp.asarray(chunk), jnp.asarray(counts)
+            )
+            lengths += counts
+
+    def _receive(self, out: RoundOut) -> HostRound:
+        wanted = (out.emitted, out.n_emitted, out.n_kept, out.finish)
+        scores = out.logprobs if self._logprobs else None
+        *arrays, scores = jax.device_get((*wanted, scores))
+        emitted, counts, kept, finish = (x[: self.count].tolist() for x in arrays)
+        rows = [row[:count] for row, count in zip(emitted, counts, strict=True)]
+        for known, row in zip(self.tokens, rows, strict=True):
+            known.extend(row)
+        self.finish = finish
+        logs = [[] for _ in rows]
+        if scores is not None:
+            logs = [s[:c] for s, c in zip(scores.tolist(), counts, strict=False)]
+        return HostRound(rows, kept, finish, logs)
+
+
+def _zero_counters(batch: int, draft_length: int):
+    """Zero counters without compiling anything."""
+    shapes = jax.eval_shape(lambda: new_counters(batch, draft_length))
+    return jax.tree.map(lambda x: jnp.asarray(np.zeros(x.shape, x.dtype)), shapes)

@@ -1,0 +1,175 @@
+"""Compiled programs of the host loop, one for each bucket that was met.
+
+    init   (B, C, drafts?)                  empty caches
+    feed   (B, C, drafts?, P)               a chunk of prompt tokens
+    begin  (B, C, n)                        first token and first proposal
+    round  (B, C, n, variant, logprobs)     one round
+
+`begin` runs once a request, so one program serves every setting; an option that
+is toggled costs one `round` program at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dspark_jax.decoding.prefill import begin, feed
+from dspark_jax.decoding.publishing import RoundOut
+from dspark_jax.decoding.requests import Requests, Variant
+from dspark_jax.decoding.round import decode_round
+from dspark_jax.decoding.state import DecodeState, new_state
+from dspark_jax.decoding.words import round_words
+from dspark_jax.models.params import Tree
+from dspark_jax.spec import Spec
+
+logger = logging.getLogger(__name__)
+
+# Chunks of a prompt fall back to this length near the end of a cache.
+SMALLEST_CHUNK = 16
+
+
+class Programs:
+    """The compile table of one model.
+
+    Attributes:
+      seconds: time spent compiling so far.
+    """
+
+    def __init__(self, spec: Spec, stacked: bool):
+        """An empty table; programs are compiled when their bucket is first met."""
+        self._spec = spec
+        self._stacked = stacked
+        self._compiled: dict[tuple, Callable[..., Any]] = {}
+        self.seconds = 0.0
+
+    @property
+    def count(self) -> int:
+        """Programs compiled so far."""
+        return len(self._compiled)
+
+    @property
+    def keys(self) -> list[tuple]:
+        """The buckets compiled so far."""
+        return list(self._compiled)
+
+    def slots(self, capacity: int) -> int:
+        """Cache slots behind a capacity."""
+        return capacity + max(self._spec.width, SMALLEST_CHUNK)
+
+    def init(self, batch: int, capacity: int, draft_length: int) -> DecodeState:
+        """An empty state."""
+        slack = self.slots(capacity) - capacity
+
+        def make() -> DecodeState:
+            return new_state(
+                self._spec, batch, capacity, slack, draft_length, self._stacked
+            )
+
+        key = ("init", batch, capacity, draft_length)
+        return self._call(key, make, (), ())
+
+    def feed(
+        self,
+        params: Tree,
+        state: DecodeState,
+        logits: jax.Array,
+        tokens: Any,
+        lengths: Any,
+    ) -> tuple[DecodeState, jax.Array]:
+        """See `prefill.feed`; state and logits are donated."""
+
+        def run(params, state, logits, tokens, lengths):
+            return feed(self._spec, params, state, logits, tokens, lengths)
+
+        drafting = state.draft is not None
+        steps = state.counters.kept.shape[1]
+        key = ("feed", tokens.shape[0], state.capacity, drafting, steps)
+        args = (params, state, logits, tokens, lengths)
+        return self._call((*key, tokens.shape[1]), run, args, (1, 2))
+
+    def begin(
+        self, params: Tree, state: DecodeState, logits: jax.Array, requests: Requests
+    ) -> tuple[DecodeState, RoundOut]:
+        """See `prefill.begin`; state is donated."""
+        n = state.counters.kept.shape[1]
+
+        def run(params, state, logits, requests):
+            words = round_words(requests.seeds, state.length, n)
+            return begin(
+                self._spec,
+                params,
+                state,
+                logits,
+                requests,
+                words,
+                n,
+                "filtered",
+                logprobs=True,
+            )
+
+        key = ("begin", state.anchor.shape[0], state.capacity, n)
+        return self._call(key, run, (params, state, logits, requests), (1,))
+
+    def round(
+        self,
+        params: Tree,
+        state: DecodeState,
+        requests: Requests,
+        variant: Variant,
+        logprobs: bool,
+    ) -> tuple[DecodeState, RoundOut]:
+        """See `round.decode_round`; state is donated."""
+        n = state.counters.kept.shape[1]
+
+        def run(params, state, requests):
+            words = round_words(requests.seeds, state.length + 1, n)
+            return decode_round(
+                self._spec, params, state, requests, words, n, variant, logprobs
+            )
+
+        key = ("round", state.anchor.shape[0], state.capacity, n, variant, logprobs)
+        return self._call(key, run, (params, state, requests), (1,))
+
+    def grow(self, state: DecodeState, capacity: int) -> DecodeState:
+        """The same state with room for `capacity` positions."""
+        extra = capacity - state.capacity
+
+        def run(state: DecodeState) -> DecodeState:
+            def longer(x: jax.Array) -> jax.Array:
+                pad = [(0, 0)] * (x.ndim - 2) + [(0, extra), (0, 0)]
+                return jnp.pad(x, pad)
+
+            return DecodeState(
+                target=jax.tree.map(longer, state.target),
+                draft=jax.tree.map(longer, state.draft),
+                proposal=state.proposal,
+                anchor=state.anchor,
+                length=state.length,
+                budget=state.budget,
+                finish=state.finish,
+                counters=state.counters,
+                capacity=capacity,
+            )
+
+        n = state.counters.kept.shape[1]
+        key = ("grow", state.anchor.shape[0], state.capacity, capacity, n)
+        return self._call(key, run, (state,), ())
+
+    def _call(
+        self, key: tuple, run: Callable[..., Any], args: tuple, donated: tuple[int, ...]
+    ) -> Any:
+        program = self._compiled.get(key)
+        if program is None:
+            began = time.perf_counter()
+            program = jax.jit(run, donate_argnums=donated).lower(*args).compile()
+            took = time.perf_counter() - began
+            self.seconds += took
+            self._compiled[key] = program
+            logger.info("compiled %s in %.1f s", key, took)
+        return program(*args)

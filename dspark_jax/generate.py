@@ -1,0 +1,390 @@
+"""Text in, text out: `generate` and `stream`."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from dspark_jax.config import Buckets, Fixed, SamplingParams
+from dspark_jax.decoding.batch import Batch, HostRound
+from dspark_jax.decoding.requests import pack_requests, variant_of
+from dspark_jax.decoding.words import seed_words
+from dspark_jax.errors import CacheFull
+from dspark_jax.memory import check_memory
+from dspark_jax.model import Model
+from dspark_jax.results import ChatState, Piece, Result
+from dspark_jax.text import Tokenizer, next_turn, render_chat
+from dspark_jax.transcript import Transcript
+
+Prompt = str | Sequence[Mapping[str, Any]]
+REFUSED = {
+    "grammar": "constrained decoding",
+    "logit_bias": "a bias on logits",
+    "repetition_penalty": "a penalty",
+    "presence_penalty": "a penalty",
+    "frequency_penalty": "a penalty",
+}
+
+
+def generate(
+    model: Model,
+    prompts: Prompt | Sequence[Prompt],
+    **options: Any,
+) -> Any:
+    """Generates text.
+
+    Args:
+      model: from `load`.
+      prompts: a string or a conversation (a list of `{"role", "content"}`), or
+        a list of those. A list gives a list of results.
+      **options: see `stream`.
+
+    Returns:
+      A `Result`, or one for every prompt of a list.
+
+    Raises:
+      ValueError: bad arguments, before anything is compiled.
+      CacheFull: a prompt longer than the model's positions.
+
+    Example:
+      >>> import dspark_jax as dspark
+      >>> model = dspark.testing.tiny_model()
+      >>> out = dspark.generate(model, "ab", max_new_tokens=5, chat=False)
+      >>> len(out.tokens), out.finish_reason
+      (5, 'length')
+    """
+    single = _is_single(prompts)
+    results: dict[int, Result] = {}
+    for piece in stream(model, prompts, **options):
+        if piece.result is not None:
+            results[piece.index] = piece.result
+    return results[0] if single else [results[i] for i in range(len(results))]
+
+
+def stream(
+    model: Model,
+    prompts: Prompt | Sequence[Prompt],
+    *,
+    max_new_tokens: int = 256,
+    sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+    draft_length: int | None = None,
+    policy: Fixed | None = None,
+    verification: str = "exact",
+    deterministic: bool = False,
+    stop: str | Sequence[str] = (),
+    chat: bool = True,
+    logprobs: bool = False,
+    state: ChatState | Sequence[ChatState] | None = None,
+    capacity: int | None = None,
+    **refused: Any,
+) -> Iterator[Piece]:
+    """Generates text piece by piece.
+
+    Arguments are checked at the call; the device works when the iterator is
+    advanced. Closing it early ends the requests.
+
+    Args:
+      model: from `load`.
+      prompts: as for `generate`.
+      max_new_tokens: tokens a request may emit, >= 1.
+      sampling: settings of all requests, or a list with one entry each. Default
+        greedy. With one integer seed, prompt i draws from fold(seed, i).
+      draft_length: drafts verified a round, 0..gamma; None is gamma, 0 decodes
+        plainly through the same code.
+      policy: `Fixed(n)`, another way to say it.
+      verification: "exact": the target's distribution, exactly.
+      deterministic: True is always met at a fixed draft length: the same
+        seeds give the same text.
+      stop: strings that end a request; the text ends before them.
+      chat: render the model's chat template; False continues plain text.
+      logprobs: return log-probabilities of the emitted tokens, under the
+        target's law at temperature 1 without filters.
+      state: `Result.state` of the same requests, to go on from; the prompts are
+        their next turns.
+      capacity: cache positions a request may use; default what the call needs.
+      **refused: options that would bend the distribution unseen are refused by
+        name.
+
+    Yields:
+      `Piece`s; the last one of a request carries its `Result`.
+
+    Raises:
+      ValueError: bad arguments.
+      CacheFull: a prompt longer than the cache.
+
+    Example:
+      >>> import dspark_jax as dspark
+      >>> model = dspark.testing.tiny_model()
+      >>> pieces = dspark.stream(model, "ab", max_new_tokens=5, chat=False)
+      >>> sum(len(piece.tokens) for piece in pieces)
+      5
+    """
+    for name in refused:
+        if name in REFUSED:
+            raise ValueError(
+                f"`{name}` is not supported: {REFUSED[name]} changes the target's law "
+                "with the drafted prefix, which verification does not model; leave "
+                "it out"
+            )
+        raise TypeError(f"unexpected option `{name}`")
+    if verification != "exact":
+        raise ValueError(f"`verification` is {verification!r}; allowed: 'exact'")
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ValueError(f"`max_new_tokens` is {max_new_tokens!r}; allowed: int >= 1")
+    if not isinstance(deterministic, bool):
+        raise ValueError(f"`deterministic` is {deterministic!r}; allowed: a bool")
+    n = _draft_length(model, draft_length, policy)
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise ValueError(
+            f"model {model.name!r} has no tokenizer; use `generate_tokens` on ids"
+        )
+    asked: list[Prompt] = [prompts] if _is_single(prompts) else list(prompts)  # type: ignore[arg-type,list-item]
+    if not asked:
+        raise ValueError("`prompts` is empty; give at least one prompt")
+    settings, seeds = _settings(sampling, len(asked))
+    earlier = _states(state, len(asked), n)
+    ids = [
+        _encode(tokenizer, prompt, chat, one.tokens if one else None)
+        for prompt, one in zip(asked, earlier or [None] * len(asked), strict=True)
+    ]
+    known = [len(one.tokens) if one else 0 for one in earlier or [None] * len(asked)]
+    limit = model.spec.target.max_position
+    needs = [k + len(i) for k, i in zip(known, ids, strict=True)]
+    room = _capacity(max(needs), max_new_tokens, capacity, limit)
+    transcripts = [Transcript(tokenizer, stops, n) for _ in asked]
+    return _run(
+        model, ids, settings, seeds, n, room, max_new_tokens, logprobs, transcripts,
+        earlier,
+    )  # fmt: skip
+
+
+def _run(
+    model: Model,
+    ids: list[list[int]],
+    settings: list[SamplingParams],
+    seeds: np.ndarray,
+    n: int,
+    room: int,
+    budget: int,
+    logprobs: bool,
+    transcripts: list[Transcript],
+    earlier: list[ChatState] | None,
+) -> Iterator[Piece]:
+    """Runs groups of at most the largest batch bucket, one after the other."""
+    largest = Buckets().batch[-1]
+    for first in range(0, len(ids), largest):
+        part = slice(first, first + largest)
+        yield from _run_group(
+            model,
+            ids[part],
+            settings[part],
+            seeds[part],
+            n,
+            room,
+            budget,
+            logprobs,
+            transcripts[part],
+            earlier[0].batch if earlier else None,
+            first,
+        )
+
+
+def _run_group(
+    model: Model,
+    ids: list[list[int]],
+    settings: list[SamplingParams],
+    seeds: np.ndarray,
+    n: int,
+    room: int,
+    budget: int,
+    logprobs: bool,
+    transcripts: list[Transcript],
+    batch: Batch | None,
+    first: int,
+) -> Iterator[Piece]:
+    count, spec = len(ids), model.spec
+    size = Buckets.fit(count, Buckets().batch) or count
+    idle = SamplingParams()
+    padded = [*settings, *[idle] * (size - count)]
+    words = np.zeros((size, 2), np.uint32)
+    words[:count] = seeds
+    requests = pack_requests(padded, words, spec.target.eos_ids)
+    variant = variant_of(settings)
+    before = model.programs.seconds
+    if batch is None:
+        check_memory(spec, size, model.programs.slots(room), n, variant != "greedy")
+        batch = Batch(
+            spec, model.params, model.programs, requests, count, room, n, variant,
+            logprobs,
+        )  # fmt: skip
+    else:
+        batch.resettle(requests, variant, logprobs)
+        batch.reserve(room)
+    out = batch.start(ids, [budget] * count)
+    began, compiled = time.perf_counter(), model.programs.seconds
+    prefilled = True
+    while True:
+        halt = []
+        for row, transcript in enumerate(transcripts):
+            if transcript.done:
+                continue
+            piece = transcript.take(
+                out.emitted[row], out.kept[row], out.logprobs[row], out.finish[row],
+                prefilled,
+            )  # fmt: skip
+            if transcript.done and out.finish[row] == 0:
+                halt.append(row)
+            if transcript.done:
+                total = len(batch.tokens[row])
+                batch.truncate(row, total - transcript.dropped)
+                result = _result(
+                    transcript, batch, row, began, compiled, before, model, logprobs
+                )
+                reason = transcript.finish_reason
+                yield Piece(first + row, piece, transcript.fresh, reason, result)
+            elif piece or transcript.fresh:
+                yield Piece(first + row, piece, transcript.fresh)
+        if all(t.done for t in transcripts):
+            return
+        out = batch.step(halt)
+        prefilled = False
+
+
+def _result(
+    transcript: Transcript,
+    batch: Batch,
+    row: int,
+    began: float,
+    compiled: float,
+    before: float,
+    model: Model,
+    logprobs: bool,
+) -> Result:
+    programs = model.programs
+    spent = time.perf_counter() - began - (programs.seconds - compiled)
+    stats = transcript.stats(
+        seconds=spent,
+        compile_seconds=programs.seconds - before,
+        programs=programs.count,
+    )
+    return Result(
+        text=transcript.text,
+        tokens=transcript.tokens,
+        finish_reason=transcript.finish_reason or "length",
+        logprobs=transcript.logprobs if logprobs else None,
+        stats=stats,
+        state=ChatState(batch, row),
+    )
+
+
+def _is_single(prompts: Any) -> bool:
+    if isinstance(prompts, str):
+        return True
+    return bool(prompts) and isinstance(prompts[0], Mapping)
+
+
+def _draft_length(model: Model, draft_length: int | None, policy: Fixed | None) -> int:
+    if policy is not None:
+        if not isinstance(policy, Fixed):
+            raise ValueError(f"`policy` is {policy!r}; allowed: Fixed(n)")
+        if draft_length is not None and policy.draft_length != draft_length:
+            raise ValueError(
+                f"`draft_length` is {draft_length} but `policy` is {policy}; give one"
+            )
+        draft_length = policy.draft_length
+    return model.spec.check_draft_length(draft_length)
+
+
+def _settings(
+    sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> tuple[list[SamplingParams], np.ndarray]:
+    """Settings and seed words of every request."""
+    if sampling is None or isinstance(sampling, SamplingParams):
+        one = sampling or SamplingParams()
+        seed = secrets.randbits(64) if one.seed is None else one.seed
+        key = jax.random.wrap_key_data(
+            np.asarray(seed_words(seed), np.uint32), impl="threefry2x32"
+        )
+        words = [
+            np.asarray(jax.random.key_data(jax.random.fold_in(key, i)))
+            for i in range(count)
+        ]
+        import dataclasses
+
+        return [dataclasses.replace(one, seed=None)] * count, np.stack(words)
+    settings = list(sampling)
+    if len(settings) != count or not all(
+        isinstance(s, SamplingParams) for s in settings
+    ):
+        raise ValueError(
+            f"`sampling` has {len(settings)} entries for {count} prompts; give one "
+            "SamplingParams for all, or one each"
+        )
+    words = [seed_words(secrets.randbits(64)) for _ in settings]
+    return settings, np.asarray(words, np.uint32)
+
+
+def _states(
+    state: ChatState | Sequence[ChatState] | None, count: int, n: int
+) -> list[ChatState] | None:
+    if state is None:
+        return None
+    states = [state] if isinstance(state, ChatState) else list(state)
+    batch = states[0].batch if states else None
+    rows = [one.row for one in states]
+    together = all(one.batch is batch for one in states)
+    if batch is None or not together or rows != list(range(batch.count)):
+        raise ValueError(
+            "`state` must hold the states of all requests of one earlier call, in "
+            "their order"
+        )
+    if len(states) != count:
+        raise ValueError(f"`state` has {len(states)} entries for {count} prompts")
+    if batch.draft_length != n:
+        raise ValueError(
+            f"`draft_length` is {n} but the state was made with {batch.draft_length}; "
+            "go on with the same one"
+        )
+    return states
+
+
+def _encode(
+    tokenizer: Tokenizer, prompt: Prompt, chat: bool, before: list[int] | None
+) -> list[int]:
+    if before is None:
+        if chat:
+            ids = tokenizer.encode(render_chat(tokenizer, prompt), special=False)
+        else:
+            ids = tokenizer.encode(_plain(prompt))
+        if not ids:
+            raise ValueError("a prompt has no tokens; give some text, or chat=True")
+        return ids
+    if not chat:
+        return tokenizer.encode(_plain(prompt), special=False)
+    text = next_turn(tokenizer, prompt, last_token=before[-1])
+    return tokenizer.encode(text, special=False)
+
+
+def _plain(prompt: Prompt) -> str:
+    if not isinstance(prompt, str):
+        raise ValueError("a conversation needs chat=True; plain text is a string")
+    return prompt
+
+
+def _capacity(need: int, budget: int, capacity: int | None, limit: int) -> int:
+    """The cache bucket for prompts of up to `need` tokens and `budget` more."""
+    most = limit if capacity is None else min(capacity, limit)
+    if need >= most:
+        raise CacheFull(
+            f"a prompt has {need} tokens and needs room for at least one more; "
+            f"`capacity` is {most}"
+        )
+    wanted = min(need + budget, most)
+    return min(Buckets.fit(wanted, Buckets().capacity) or most, most)

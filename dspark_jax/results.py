@@ -1,0 +1,118 @@
+"""What generation returns: text, tokens, the reason it ended, statistics."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from dspark_jax.decoding.batch import Batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """Statistics of one request.
+
+    Attributes:
+      rounds: verification rounds.
+      generated: tokens returned, the prefill's token included.
+      drafted: tokens proposed for verification.
+      verified_rows: target rows evaluated in rounds.
+      accepted_length: tokens a round, the bonus token included, over all rounds
+        (0 without a round); the prefill's token belongs to no round.
+      acceptance: by position, the share of rounds that proposed the position
+        and kept it.
+      tokens_per_second: of the whole call, compilation and prefill excluded.
+      compile_seconds: time the call spent compiling.
+      programs: programs compiled for the model so far.
+      implementation: of the verification ops.
+    """
+
+    rounds: int
+    generated: int
+    drafted: int
+    verified_rows: int
+    accepted_length: float
+    acceptance: tuple[float, ...]
+    tokens_per_second: float = 0.0
+    compile_seconds: float = 0.0
+    programs: int = 0
+    implementation: str = "reference"
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**dataclasses.asdict(self), "acceptance": list(self.acceptance)}
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatState:
+    """Where a request stands, to go on from without a new prefill.
+
+    A state serves once: going on moves it. The requests of one call go on
+    together.
+
+    Attributes:
+      batch: the requests' shared device state.
+      row: the request's place in it.
+    """
+
+    batch: Batch = dataclasses.field(repr=False)
+    row: int
+
+    @property
+    def tokens(self) -> list[int]:
+        """Committed ids, prompt included."""
+        return list(self.batch.tokens[self.row])
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One request's result.
+
+    Attributes:
+      text: what was generated; ends before a stop string and without the stop
+        token.
+      tokens: generated ids; a stop token is the last one, and the token that
+        completed a stop string is kept.
+      finish_reason: "stop" (a stop token), "stop_string", "length"
+        (max_new_tokens) or "cache_full".
+      logprobs: of `tokens` under the target's unscaled, unfiltered law; None
+        unless asked for.
+      stats: statistics.
+      state: for the next turn.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    logprobs: list[float] | None
+    stats: Stats
+    state: ChatState = dataclasses.field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready, without the state."""
+        return {
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish_reason": self.finish_reason,
+            "logprobs": self.logprobs,
+            "stats": self.stats.to_json(),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A step of a stream.
+
+    Attributes:
+      index: the prompt it belongs to.
+      text: new text; may be empty while a character or a stop string is open.
+      tokens: new ids.
+      finish_reason: None until the request's last piece.
+      result: the whole result, with the last piece.
+    """
+
+    index: int
+    text: str
+    tokens: list[int]
+    finish_reason: str | None = None
+    result: Result | None = None

@@ -1,0 +1,7 @@
+"""Small models for tests and examples: random, scripted, with a byte tokenizer."""
+
+from dspark_jax.testing.scripted import scripted_model as scripted_model
+from dspark_jax.testing.tiny import byte_tokenizer as byte_tokenizer
+from dspark_jax.testing.tiny import tiny_config as tiny_config
+from dspark_jax.testing.tiny import tiny_draft_config as tiny_draft_config
+from dspark_jax.testing.tiny import tiny_model as tiny_model

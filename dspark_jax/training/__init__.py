@@ -1,0 +1,1 @@
+"""Training of drafts: anchors, teacher-forced forward, losses."""

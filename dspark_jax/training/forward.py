@@ -1,0 +1,282 @@
+"""The teacher-forced forward of a draft: many blocks of a sequence at once.
+
+Blocks share the context rows of their sequence. A block row sees context before
+its anchor and the whole of its own block, nothing else, so one pass over A
+anchors equals A calls of `models.draft.backbone.block_hidden`.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from dspark_jax.config import DraftConfig
+from dspark_jax.models import dense
+from dspark_jax.models.decoder_layer import DecoderLayer
+from dspark_jax.models.draft import backbone
+from dspark_jax.models.draft.heads import MarkovHead
+from dspark_jax.models.layers import rms_normalise, rope_tables, rotate
+from dspark_jax.models.params import Tree, layer_at
+from dspark_jax.models.stack import layer_module
+from dspark_jax.training.anchors import previous_tokens
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["hidden", "logits", "confidence"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class BlockOutputs:
+    """Predictions of every block.
+
+    Attributes:
+      hidden: float32[B, A, gamma, H]. After the final norm.
+      logits: float32[B, A, gamma, V_draft]. With the Markov bias.
+      confidence: float32[B, A, gamma] logits, or None.
+    """
+
+    hidden: jax.Array
+    logits: jax.Array
+    confidence: jax.Array | None
+
+
+def block_hidden(
+    config: DraftConfig,
+    params: Tree,
+    target_params: Tree,
+    tokens: jax.Array,
+    features: jax.Array,
+    anchors: jax.Array,
+) -> jax.Array:
+    """Evaluates the backbone on all blocks.
+
+    Args:
+      config: the draft.
+      params: its parameters.
+      target_params: for the tables that the draft shares.
+      tokens: int32[B, S].
+      features: float[B, S, m * H]. Target features of every position.
+      anchors: int32[B, A]. Positions; dummies (0) give values without meaning.
+
+    Returns:
+      float32[B, A, block_size, H] after the final norm.
+    """
+    decoder, width = config.backbone, config.block_size
+    batch, length = tokens.shape
+    first = jnp.take_along_axis(tokens, anchors, axis=1)[:, :, None]
+    masks = jnp.full((*anchors.shape, width - 1), config.mask_token_id, jnp.int32)
+    ids = jnp.concatenate([first, masks], axis=-1)
+    steps = jnp.arange(width, dtype=jnp.int32)[None, None]
+    positions = (anchors[:, :, None] + steps).reshape(batch, -1)
+    every = jnp.arange(length, dtype=jnp.int32)[None]
+
+    table = backbone.embed_table(params, target_params)
+    x = dense.embed_rows(decoder, table, ids.reshape(batch, -1))
+    rows = features.reshape(batch * length, -1).astype(jnp.float32)
+    context = backbone.context(config, params, rows).reshape(batch, length, -1)
+    for layer in range(decoder.num_layers):
+        kind, index = decoder.layer_slot(layer)
+        geometry = decoder.attention(kind)
+        module = layer_module(decoder, kind, layer_at(params["layers"][kind], index))
+        rope = functools.partial(rope_tables, geometry.rope, geometry.head_dim)
+        x = _layer(
+            module, x, context, anchors, rope(positions), rope(every), geometry.window
+        )
+    hidden = backbone.ends(config, params).norm(x)
+    return hidden.reshape(*anchors.shape, width, -1)
+
+
+def _layer(
+    module: DecoderLayer,
+    x: jax.Array,
+    context: jax.Array,
+    anchors: jax.Array,
+    block_rope: tuple[jax.Array, jax.Array],
+    context_rope: tuple[jax.Array, jax.Array],
+    window: int | None,
+) -> jax.Array:
+    """One layer on float32[B, A * g, H] block rows; context rows only give KV."""
+    h = module.input_norm(x)
+    q = _heads(module.q_proj(h), module.head_dim)
+    if module.q_norm is not None:
+        q = module.q_norm(q)
+    q = _rotate(q, block_rope) * jnp.float32(module.scale)
+    block_k, block_v = _keys_values(module, h, block_rope)
+    context_k, context_v = _keys_values(module, context, context_rope)
+    attend = jax.checkpoint(functools.partial(_attend, window))
+    # One sequence at a time keeps the scores in a processor's cache.
+    mixed = jax.lax.map(
+        lambda one: attend(*one), (q, block_k, block_v, context_k, context_v, anchors)
+    )
+    out = module.o_proj(mixed)
+    if module.gemma:
+        out = module.post_attention_norm(out)
+    return module._mlp_sublayer(x + out)
+
+
+def _heads(x: jax.Array, head_dim: int) -> jax.Array:
+    return x.reshape(*x.shape[:-1], -1, head_dim)
+
+
+def _rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
+    return rotate(x, rope[0][:, :, None], rope[1][:, :, None])
+
+
+def _keys_values(
+    module: DecoderLayer, h: jax.Array, rope: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """[B, T, K, d] keys and values of float32[B, T, H] rows."""
+    k = _heads(module.k_proj(h), module.head_dim)
+    v = k if module.v_proj is None else _heads(module.v_proj(h), module.head_dim)
+    if module.k_norm is not None:
+        k = module.k_norm(k)
+    if module.gemma:
+        v = rms_normalise(v, module.eps)
+    return _rotate(k, rope), v
+
+
+def _attend(
+    window: int | None,
+    q: jax.Array,
+    block_k: jax.Array,
+    block_v: jax.Array,
+    context_k: jax.Array,
+    context_v: jax.Array,
+    anchors: jax.Array,
+) -> jax.Array:
+    """Attention of one sequence's blocks.
+
+    Args:
+      window: visible positions including the query's own, or None.
+      q: float32[A * g, N, d]. Scaled queries.
+      block_k: float32[A * g, K, d].
+      block_v: as block_k.
+      context_k: float32[S, K, d].
+      context_v: as context_k.
+      anchors: int32[A].
+
+    Returns:
+      float32[A * g, N * d].
+    """
+    rows, n, d = q.shape
+    k, a = block_k.shape[1], anchors.shape[0]
+    g, repeat, length = rows // a, n // k, context_k.shape[0]
+    # [K, A, repeat * g, d]: queries that share keys lie together.
+    q = q.reshape(a, g, k, repeat, d).transpose(2, 0, 3, 1, 4)
+    on_context = _dot(
+        q.reshape(k, a * repeat * g, d), context_k.transpose(1, 0, 2), 1
+    ).reshape(k, a, repeat, g, length)
+    keys = block_k.reshape(a, g, k, d).transpose(2, 0, 1, 3)
+    values = block_v.reshape(a, g, k, d).transpose(2, 0, 1, 3)
+    on_block = _dot(q.reshape(k, a, repeat * g, d), keys, 2)
+    on_block = on_block.reshape(k, a, repeat, g, g)
+
+    at = jnp.arange(length, dtype=jnp.int32)
+    step = jnp.arange(g, dtype=jnp.int32)
+    seen = jnp.broadcast_to((at[None] < anchors[:, None])[:, None], (a, g, length))
+    if window is not None:
+        here = (anchors[:, None] + step[None])[:, :, None]
+        seen &= here - at[None, None] < window
+        near = step[:, None] - step[None] < window
+        on_block = jnp.where(near[None, None, None], on_block, -jnp.inf)
+    on_context = jnp.where(seen[None, :, None], on_context, -jnp.inf)
+
+    top = jnp.maximum(
+        jnp.max(on_context, axis=-1, keepdims=True),
+        jnp.max(on_block, axis=-1, keepdims=True),
+    )
+    top = jax.lax.stop_gradient(top)
+    on_context, on_block = jnp.exp(on_context - top), jnp.exp(on_block - top)
+    sums = jnp.sum(on_context, -1, keepdims=True) + jnp.sum(on_block, -1, keepdims=True)
+    mixed = jax.lax.dot_general(
+        on_context.reshape(k, a * repeat * g, length),
+        context_v.transpose(1, 0, 2),
+        (((2,), (1,)), ((0,), (0,))),
+        precision=jax.lax.Precision.HIGHEST,
+    ).reshape(k, a, repeat, g, d)
+    own = jax.lax.dot_general(
+        on_block.reshape(k, a, repeat * g, g),
+        values,
+        (((3,), (2,)), ((0, 1), (0, 1))),
+        precision=jax.lax.Precision.HIGHEST,
+    ).reshape(k, a, repeat, g, d)
+    out = (mixed + own) / sums
+    return out.transpose(1, 3, 0, 2, 4).reshape(rows, n * d)
+
+
+def _dot(x: jax.Array, y: jax.Array, batch: int) -> jax.Array:
+    """Scores `x @ y^T` over `batch` leading axes."""
+    lead = tuple(range(batch))
+    last = x.ndim - 1
+    return jax.lax.dot_general(
+        x, y, (((last,), (last,)), (lead, lead)), precision=jax.lax.Precision.HIGHEST
+    )
+
+
+def teacher_forced(
+    config: DraftConfig,
+    params: Tree,
+    target_params: Tree,
+    tokens: jax.Array,
+    features: jax.Array,
+    anchors: jax.Array,
+    labels: jax.Array,
+    detach_confidence: bool,
+) -> BlockOutputs:
+    """All predictions, each given the true tokens before it.
+
+    Args:
+      config: the draft.
+      params: its parameters.
+      target_params: for the tables that the draft shares.
+      tokens: int32[B, S].
+      features: float[B, S, m * H].
+      anchors: int32[B, A].
+      labels: int32[B, A, gamma]. Target ids; see `anchors.block_labels`.
+      detach_confidence: cut the gradient into what the confidence head reads.
+    """
+    hidden = block_hidden(config, params, target_params, tokens, features, anchors)
+    if not config.sample_from_anchor:
+        hidden = hidden[:, :, 1:]
+    batch, count, gamma, width = hidden.shape
+    flat = hidden.reshape(-1, width)
+    logits = backbone.base_logits(config, params, target_params, flat)
+    modules = backbone.ends(config, params)
+    embedded = None
+    if config.markov_rank:
+        first = jnp.take_along_axis(tokens, anchors, axis=1)
+        previous = previous_tokens(first, labels).reshape(-1)
+        embedded = modules.markov.embed(previous)
+        if config.markov_head == "rnn":
+            bias = _rnn_bias(modules.markov, hidden, embedded)
+        else:
+            state = modules.markov.initial_state(1)
+            bias, _ = modules.markov.step(flat, embedded, state)
+        logits = logits + bias
+    confidence = None
+    if config.confidence:
+        reads = (flat, embedded)
+        if detach_confidence:
+            reads = jax.lax.stop_gradient(reads)
+        confidence = modules.confidence(*reads).reshape(batch, count, gamma)
+    return BlockOutputs(
+        hidden=hidden,
+        logits=logits.reshape(batch, count, gamma, -1),
+        confidence=confidence,
+    )
+
+
+def _rnn_bias(markov: MarkovHead, hidden: jax.Array, embedded: jax.Array) -> jax.Array:
+    batch, count, gamma, width = hidden.shape
+    rows = hidden.reshape(batch * count, gamma, width)
+    embedded = embedded.reshape(batch * count, gamma, -1)
+    state = markov.initial_state(batch * count)
+    biases = []
+    for step in range(gamma):
+        bias, state = markov.step(rows[:, step], embedded[:, step], state)
+        biases.append(bias)
+    return jnp.stack(biases, axis=1).reshape(batch * count * gamma, -1)

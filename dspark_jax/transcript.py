@@ -1,0 +1,99 @@
+"""The host's record of one request: tokens to text, stop strings, statistics."""
+
+from __future__ import annotations
+
+from dspark_jax.decoding.state import FINISH_REASONS, STOP
+from dspark_jax.results import Stats
+from dspark_jax.text import StopMatcher, StreamDecoder, Tokenizer
+
+
+class Transcript:
+    """Takes rounds of emitted tokens and tells what to show.
+
+    Attributes:
+      text: text so far, up to a stop string.
+      tokens: tokens kept so far.
+      logprobs: of the tokens kept.
+      finish_reason: None while running.
+      fresh: tokens kept of the last round.
+      dropped: tokens of the last round behind a stop string.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stops: tuple[str, ...], draft_length: int
+    ):
+        """Starts empty; `stops` are validated here."""
+        self._decoder = StreamDecoder(tokenizer)
+        self._matcher = StopMatcher(stops)
+        self._draft_length = draft_length
+        self._kept = [0] * draft_length
+        self.rounds = 0
+        self.text = ""
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.finish_reason: str | None = None
+        self.fresh: list[int] = []
+        self.dropped = 0
+
+    @property
+    def done(self) -> bool:
+        return self.finish_reason is not None
+
+    def take(
+        self,
+        emitted: list[int],
+        kept: int,
+        logprobs: list[float],
+        finish: int,
+        prefill: bool,
+    ) -> str:
+        """Records a round and returns the text to show now.
+
+        Args:
+          emitted: the round's tokens.
+          kept: accepted drafts among them.
+          logprobs: of the tokens, or nothing.
+          finish: index into `FINISH_REASONS`.
+          prefill: whether this is the token after the prompt, which belongs to
+            no round.
+        """
+        shown, used = "", 0
+        for position, token in enumerate(emitted):
+            used += 1
+            is_stop = finish == STOP and position == len(emitted) - 1
+            # A stop token ends the text and is no part of it.
+            piece = "" if is_stop else self._decoder.feed([token])
+            shown += self._matcher.feed(piece)
+            if self._matcher.match is not None:
+                break
+        self.fresh, self.dropped = emitted[:used], len(emitted) - used
+        self.tokens += self.fresh
+        self.logprobs += logprobs[:used]
+        if not prefill:
+            self.rounds += 1
+            for position in range(min(kept, used)):
+                self._kept[position] += 1
+        if self._matcher.match is not None:
+            self.finish_reason = "stop_string"
+        elif finish:
+            shown += self._matcher.finish(self._decoder.flush())
+            stopped = self._matcher.match is not None
+            self.finish_reason = "stop_string" if stopped else FINISH_REASONS[finish]
+        self.text += shown
+        return shown
+
+    def stats(self, seconds: float, compile_seconds: float, programs: int) -> Stats:
+        """Statistics of the request."""
+        n, rounds = self._draft_length, self.rounds
+        in_rounds = len(self.tokens) - 1
+        return Stats(
+            rounds=rounds,
+            generated=len(self.tokens),
+            drafted=n * rounds,
+            verified_rows=(n + 1) * rounds,
+            accepted_length=in_rounds / rounds if rounds else 0.0,
+            acceptance=tuple(k / rounds for k in self._kept) if rounds else (),
+            tokens_per_second=in_rounds / seconds if rounds and seconds > 0 else 0.0,
+            compile_seconds=compile_seconds,
+            programs=programs,
+        )
