@@ -42,8 +42,8 @@ def draft_next(
             "a new one, or go on with `draft_length=0`"
         )
 
-    def choose(logits: jax.Array, step: int):
-        return laws.choose(spec, variant, logits, requests, words[:, step])
+    def choose(logits: jax.Array, word: jax.Array):
+        return laws.choose(spec, variant, logits, requests, word)
 
     proposal, _ = propose(
         spec.draft,
@@ -52,7 +52,8 @@ def draft_next(
         state.draft,
         state.anchor,
         state.length,
-        draft_length,
+        words[:, :draft_length],
         choose,
+        unroll=variant == "greedy",
     )
     return proposal

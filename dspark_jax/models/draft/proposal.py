@@ -40,8 +40,8 @@ class Proposal:
     generation: jax.Array
 
 
-# (logits float32[B, V_draft], step) -> (row index int32[B], law or None)
-Choose = Callable[[jax.Array, int], tuple[jax.Array, jax.Array | None]]
+# (logits float32[B, V_draft], words uint32[B]) -> (row index int32[B], law or None)
+Choose = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array | None]]
 
 
 def propose(
@@ -51,10 +51,12 @@ def propose(
     cache: Cache,
     anchor: jax.Array,
     position: jax.Array,
-    length: int,
+    words: jax.Array,
     choose: Choose,
+    *,
+    unroll: bool = True,
 ) -> tuple[Proposal, jax.Array]:
-    """Drafts `length` tokens after the anchor of every request.
+    """Drafts n tokens after the anchor of every request.
 
     Args:
       config: the draft.
@@ -63,54 +65,51 @@ def propose(
       cache: context of all positions below `position`.
       anchor: int32[B]. The last committed token.
       position: int32[B]. Its position.
-      length: 1..gamma tokens to draft.
+      words: uint32[B, n]. Random words, 1 <= n <= gamma.
       choose: picks a row index from a position's logits float32[B, V_draft]
-        and gives the law it used (or None); called with the local step.
+        and its words uint32[B], and gives the law it used (or None).
+      unroll: compile every position by itself, which runs a little faster; a
+        loop compiles faster where choosing is a large program.
 
     Returns:
-      The proposal, and the corrected logits float32[B, length, V_draft].
+      The proposal, and the corrected logits float32[B, n, V_draft].
     """
+    batch, length = words.shape
     hidden = backbone.block_hidden(
         config, params, target_params, cache, anchor, position
     )
     if not config.sample_from_anchor:
         hidden = hidden[:, 1:]
     hidden = hidden[:, :length]
-    batch = anchor.shape[0]
     base = backbone.base_logits(
         config, params, target_params, hidden.reshape(batch * length, -1)
     ).reshape(batch, length, -1)
     modules = backbone.ends(config, params)
-    markov = config.markov_rank > 0
-    state = modules.markov.initial_state(batch) if markov else None
-    previous, ids, laws, confidence, corrected = anchor, [], [], [], []
-    for step in range(length):
-        row, embedded = hidden[:, step], None
-        logits = base[:, step]
-        if markov:
-            embedded = modules.markov.embed(previous)
-            bias, state = modules.markov.step(row, embedded, state)
+    markov = modules.markov if config.markov_rank else None
+
+    def step(carry, xs):
+        previous, state = carry
+        row, logits, word = xs
+        embedded = None
+        if markov is not None:
+            embedded = markov.embed(previous)
+            bias, state = markov.step(row, embedded, state)
             logits = logits + bias
+        confidence = jnp.zeros((batch,), jnp.float32)
         if config.confidence:
-            confidence.append(modules.confidence(row, embedded))
-        chosen, law = choose(logits, step)
+            confidence = modules.confidence(row, embedded)
+        chosen, law = choose(logits, word)
         if config.draft_vocab_size is not None:
             chosen = jnp.take(params["d2t"], chosen, axis=0, mode="clip")
-        previous = chosen
-        ids.append(chosen)
-        laws.append(law)
-        corrected.append(logits)
-    proposal = Proposal(
-        ids=jnp.stack(ids, axis=1),
-        probs=None if laws[0] is None else jnp.stack(laws, axis=1),
-        confidence=(
-            jnp.stack(confidence, axis=1)
-            if confidence
-            else jnp.zeros((batch, length), jnp.float32)
-        ),
-        generation=position + 1,
+        return (chosen, state), (chosen, law, confidence, logits)
+
+    start = (anchor, None if markov is None else markov.initial_state(batch))
+    by_step = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (hidden, base, words))
+    _, outs = jax.lax.scan(step, start, by_step, unroll=length if unroll else 1)
+    ids, laws, confidence, corrected = jax.tree.map(
+        lambda x: jnp.swapaxes(x, 0, 1), outs
     )
-    return proposal, jnp.stack(corrected, axis=1)
+    return Proposal(ids, laws, confidence, position + 1), corrected
 
 
 def spread(probs: jax.Array, d2t: jax.Array | None, vocab_size: int) -> jax.Array:

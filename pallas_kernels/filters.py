@@ -1,0 +1,183 @@
+"""From logits to the row that is sampled: temperature, min-p, top-p, top-k.
+
+There is one order of the filters and one implementation of it. The plain sampler,
+the drafter and the verifier call the same function, so that a draft is always judged
+under the very rule it was drawn by.
+
+All filters keep a prefix of one order: logit descending, equal logits by lower id.
+
+* min-p keeps tokens with `p >= min_p * max(p)`.
+* top-p drops a token when the mass strictly before it exceeds `top_p`, measured on
+  the row after temperature and before any filter. The first token always survives.
+* top-k keeps the first `top_k` tokens.
+
+So the filters intersect to the shortest of three prefixes, which is found without
+sorting: by bisection on an order-preserving integer image of the logit, and by id
+among the tokens that share the logit at the end. Masses are compared as integers in
+units of 2^-30, whose sums do not depend on the order of summation.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.locate import locate
+from pallas_kernels.vocab_axis import lowest_id, row_max, row_sum, token_ids
+
+# Below this temperature a row means its argmax.
+GREEDY_BELOW = 1e-5
+_UNIT = 2**30
+# A limit that no mass and no count exceeds.
+_OFF = 2**31 - 1
+
+
+def argmax_ids(logits: jax.Array, axis_name: str | None = None) -> jax.Array:
+    """Token of the largest logit, the lowest id on ties.
+
+    Args:
+      logits: float32[R, V].
+      axis_name: mesh axis over which `V` is split, or None.
+
+    Returns:
+      int32[R], global ids; -1 for a row that holds NaN or +inf or nothing but -inf.
+    """
+    top = row_max(logits, axis_name)
+    first = lowest_id(logits == top[:, None], axis_name)
+    return jnp.where(jnp.isfinite(top), first, -1)
+
+
+def probabilities(
+    logits: jax.Array, temperature: jax.Array, *, axis_name: str | None = None
+) -> jax.Array:
+    """Softmax of `logits / temperature`, in float32.
+
+    Args:
+      logits: float32[R, V]. -inf excludes a token: its probability is exactly 0.
+      temperature: float32[R]. Below 1e-5 the row is a one-hot at its argmax.
+      axis_name: mesh axis over which `V` is split, or None.
+
+    Returns:
+      float32[R, V]; a row that holds NaN or +inf or nothing but -inf is all zero.
+    """
+    weights = _weights(logits, temperature, axis_name)
+    return _normalised(weights, axis_name)
+
+
+def filtered_probabilities(
+    logits: jax.Array,
+    temperature: jax.Array,
+    top_p: jax.Array,
+    top_k: jax.Array,
+    min_p: jax.Array,
+    *,
+    axis_name: str | None = None,
+) -> jax.Array:
+    """`probabilities` cut by min-p, top-p and top-k and normalised again.
+
+    Args:
+      logits: float32[R, V].
+      temperature: float32[R].
+      top_p: float32[R]. At least 1 is off.
+      top_k: int32[R]. At most 0, or at least `V`, is off.
+      min_p: float32[R]. 0 is off.
+      axis_name: mesh axis over which `V` is split, or None.
+
+    Returns:
+      float32[R, V]; exactly 0 outside the kept set, which is never empty unless
+      `probabilities` is all zero.
+    """
+    logits = logits.astype(jnp.float32)
+    weights = _weights(logits, temperature, axis_name)
+    p = _normalised(weights, axis_name)
+    keep = _nucleus(logits, p, top_p, top_k, axis_name)
+    # The largest weight is exactly 1, so the weight is p / max(p).
+    keep &= weights >= min_p[:, None]
+    return _normalised(jnp.where(keep, weights, 0.0), axis_name)
+
+
+def _weights(
+    logits: jax.Array, temperature: jax.Array, axis_name: str | None
+) -> jax.Array:
+    """exp((logit - max) / T): 1 at the maximum; a one-hot when greedy."""
+    logits = logits.astype(jnp.float32)
+    top = row_max(logits, axis_name)
+    usable = jnp.isfinite(top)
+    below = logits - jnp.where(usable, top, 0.0)[:, None]
+    weights = jnp.exp(below / jnp.maximum(temperature, GREEDY_BELOW)[:, None])
+    first = lowest_id(below == 0, axis_name)[:, None]
+    one_hot = token_ids(logits.shape[1], axis_name) == first
+    greedy = (temperature < GREEDY_BELOW)[:, None]
+    weights = jnp.where(greedy, one_hot.astype(jnp.float32), weights)
+    return jnp.where(usable[:, None], weights, 0.0)
+
+
+def _normalised(weights: jax.Array, axis_name: str | None) -> jax.Array:
+    # A usable row holds a weight of exactly 1, so 1 only guards the zero rows.
+    total = jnp.maximum(row_sum(weights, axis_name), 1.0)
+    return weights / total[:, None]
+
+
+def _order_key(logits: jax.Array) -> jax.Array:
+    """uint32 image of float32 that keeps the order; both zeros give one key."""
+    logits = jnp.where(logits == 0, 0.0, logits)
+    bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
+    sign = jnp.uint32(1 << 31)
+    return jnp.where(bits >= sign, ~bits, bits | sign)
+
+
+def _nucleus(
+    logits: jax.Array,
+    p: jax.Array,
+    top_p: jax.Array,
+    top_k: jax.Array,
+    axis_name: str | None,
+) -> jax.Array:
+    """bool[R, V]. The tokens inside both the top-p and the top-k prefix.
+
+    Both are one rule: keep a token while the amount strictly before it is at most a
+    limit, the amount being mass against top_p or tokens against top_k - 1.
+    """
+    key = _order_key(logits)
+    mass = jnp.round(p * _UNIT).astype(jnp.int32)
+    mass_limit = jnp.where(
+        top_p < 1, (jnp.clip(top_p, 0.0, 1.0) * _UNIT).astype(jnp.int32), _OFF
+    )
+    count_limit = jnp.where(top_k > 0, top_k - 1, _OFF)
+
+    def masses(selected: jax.Array) -> jax.Array:
+        return row_sum(jnp.where(selected, mass, 0), axis_name)
+
+    def tokens(selected: jax.Array) -> jax.Array:
+        return row_sum(selected.astype(jnp.int32), axis_name)
+
+    # The lowest key before which the amount is within the limit, bit by bit: it
+    # lies at or above a candidate when the amount from the candidate up exceeds
+    # the limit.
+    def step(i, ends):
+        mass_end, count_end = ends
+        bit = jnp.uint32(1 << 31) >> i.astype(jnp.uint32)
+        mass_try, count_try = mass_end | bit, count_end | bit
+        mass_over = masses(key >= mass_try[:, None]) > mass_limit
+        count_over = tokens(key >= count_try[:, None]) > count_limit
+        return (
+            jnp.where(mass_over, mass_try, mass_end),
+            jnp.where(count_over, count_try, count_end),
+        )
+
+    start = jnp.zeros(key.shape[:1], jnp.uint32)
+    mass_end, count_end = jax.lax.fori_loop(0, 32, step, (start, start))
+
+    # How many of the tokens that share the last key fit behind its first.
+    each = row_max(jnp.where(key == mass_end[:, None], mass, 0), axis_name)
+    room = mass_limit - masses(key > mass_end[:, None])
+    mass_fit = jnp.where(each > 0, room // jnp.maximum(each, 1), _OFF)
+    count_fit = count_limit - tokens(key > count_end[:, None])
+
+    end = jnp.maximum(mass_end, count_end)
+    fit = jnp.minimum(
+        jnp.where(mass_end == end, mass_fit, _OFF),
+        jnp.where(count_end == end, count_fit, _OFF),
+    )
+    tied = key == end[:, None]
+    last = locate(tied.astype(jnp.int32), fit, axis_name)
+    ids = token_ids(key.shape[1], axis_name)
+    return (key > end[:, None]) | (tied & (ids <= last[:, None]))

@@ -1,0 +1,125 @@
+"""The vocabulary split over devices: same ids, same verdicts, no gathered row."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_kernels as pk
+
+SHARES = 4
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh(
+        (SHARES,),
+        ("vocab",),
+        axis_types=(jax.sharding.AxisType.Auto,),
+        devices=jax.devices()[:SHARES],
+    )
+
+
+def step(target, draft, given, words, *, filters, axis_name=None):
+    """Draft one token per row, verify it, and draw a fresh one; plus greedy."""
+    row = partial(
+        pk.filtered_probabilities if filters else plain_row, axis_name=axis_name
+    )
+    p, q = row(target, **given), row(draft, **given)
+    drafts = pk.draw(q, pk.uniform(words[0]), axis_name=axis_name)
+    verify = jnp.arange(target.shape[0]) % 4 != 3
+    rows = pk.verify_rows(p, q, drafts, verify, words[1], words[2], axis_name=axis_name)
+    greedy = pk.verify_greedy(target, drafts, verify, axis_name=axis_name)
+    return p, q, (drafts, *rows, *greedy)
+
+
+def plain_row(logits, temperature, top_p, top_k, min_p, *, axis_name):
+    return pk.probabilities(logits, temperature, axis_name=axis_name)
+
+
+def split(mesh, filters):
+    rows, whole = jax.P(None, "vocab"), jax.P()
+    return jax.jit(
+        jax.shard_map(
+            partial(step, filters=filters, axis_name="vocab"),
+            mesh=mesh,
+            in_specs=(rows, rows, whole, whole),
+            out_specs=(rows, rows, whole),
+        )
+    )
+
+
+def inputs(rng, rows, width, temperature=1.0):
+    target = np.round(rng.normal(size=(rows, width)) * 16) / 8
+    draft = target + np.round(rng.normal(size=(rows, width)) * 8) / 8
+    given = dict(
+        temperature=jnp.full(rows, temperature, jnp.float32),
+        top_p=jnp.asarray(rng.uniform(0.2, 1.1, rows), jnp.float32),
+        top_k=jnp.asarray(rng.integers(0, width + 3, rows), jnp.int32),
+        min_p=jnp.asarray(rng.uniform(0, 0.1, rows), jnp.float32),
+    )
+    words = jnp.asarray(rng.integers(0, 2**32, (3, rows), dtype=np.uint32))
+    as_float = partial(jnp.asarray, dtype=jnp.float32)
+    return as_float(target), as_float(draft), given, words
+
+
+@pytest.mark.parametrize("filters", [False, True])
+def test_fr08_split_vocabulary_gives_the_same_tokens(mesh, filters, rng):
+    sharded, single = split(mesh, filters), jax.jit(partial(step, filters=filters))
+    for _ in range(200):
+        args = inputs(rng, 4, 64)
+        p, q, result = sharded(*args)
+        p_one, q_one, expected = single(*args)
+        np.testing.assert_allclose(p, p_one, atol=1e-6)
+        np.testing.assert_array_equal(np.asarray(q) > 0, np.asarray(q_one) > 0)
+        for name, a, b in zip(NAMES, result, expected, strict=True):
+            if name == "accept_prob":
+                np.testing.assert_allclose(a, b, atol=1e-6)
+            else:
+                np.testing.assert_array_equal(a, b, name)
+            # Every device holds the same answer.
+            for shard in a.addressable_shards:
+                np.testing.assert_array_equal(shard.data, np.asarray(a))
+
+
+NAMES = ("drafts", "accept", "token", "accept_prob", "g_accept", "g_token", "g_prob")
+
+
+@pytest.mark.parametrize("width", [100, 1204])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_fr35_split_rows_of_odd_width(mesh, width, temperature, rng):
+    sharded, single = split(mesh, True), jax.jit(partial(step, filters=True))
+    target, draft, given, words = inputs(rng, 5, width, temperature)
+    # All mass, and with it every tie, in one share; a flat row; unusable rows.
+    target = target.at[0, : 3 * width // 4].set(-jnp.inf)
+    target = target.at[1].set(-5.0).at[2].set(-jnp.inf).at[3, width // 2].set(jnp.nan)
+    given["top_k"] = jnp.asarray([7, width // 2, 0, 0, 0], jnp.int32)
+    given["top_p"] = jnp.ones(5)
+    args = (target, draft, given, words)
+    p, _, result = sharded(*args)
+    p_one, _, expected = single(*args)
+    np.testing.assert_array_equal(np.asarray(p) > 0, np.asarray(p_one) > 0)
+    for a, b in zip(result, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+        assert np.all(np.asarray(a) < width)
+    token = np.asarray(result[2])
+    assert not np.asarray(result[1])[2] and list(token[2:3]) == [-1]
+
+
+@pytest.mark.parametrize("filters", [False, True])
+def test_fr08_no_row_travels_between_devices(mesh, filters, rng):
+    rows, width = 6, 64 * SHARES
+    compiled = split(mesh, filters).lower(*inputs(rng, rows, width)).compile()
+    collectives = re.findall(
+        r"= (\S+?)\[([\d,]*)\]\S* (all-gather|all-reduce|all-to-all|collective-permute)"
+        r"(?:-start)?\(",
+        compiled.as_text() or "",
+    )
+    kinds = {kind for _, _, kind in collectives}
+    assert {"all-gather", "all-reduce"} <= kinds
+    for _, shape, kind in collectives:
+        size = int(np.prod([int(d) for d in shape.split(",") if d]))
+        assert size <= rows * SHARES, (kind, shape)
