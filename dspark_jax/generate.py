@@ -219,7 +219,7 @@ def _run_group(
     variant = variant_of(settings)
     before = model.programs.seconds
     if batch is None:
-        check_memory(spec, size, model.programs.slots(room), n, variant != "greedy")
+        check_memory(spec, size, room, n, variant != "greedy")
         batch = Batch(
             spec, model.params, model.programs, requests, count, room, n, variant,
             logprobs,

@@ -14,26 +14,26 @@ GIB = 1024**3
 
 
 def check_memory(
-    spec: Spec, batch: int, slots: int, draft_length: int, sampled: bool
+    spec: Spec, batch: int, capacity: int, draft_length: int, sampled: bool
 ) -> None:
     """Raises ValueError when caches and logits do not fit the device.
 
     Args:
       spec: the model; its weights are already placed.
       batch: requests of the batch bucket.
-      slots: cache slots a request.
+      capacity: cache positions a request.
       draft_length: drafts a round.
       sampled: whether laws are kept.
     """
     free = free_bytes()
-    need = state_bytes(spec, batch, slots, draft_length, sampled, prefill=256)
+    need = state_bytes(spec, batch, capacity, draft_length, sampled, prefill=256)
     devices = spec.mesh.size if spec.mesh is not None else 1
     total = sum(need.values()) // devices
     if free is None or total <= free:
         return
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in need.items())
     raise ValueError(
-        f"{batch} requests of {slots} positions need {total / GIB:.2f} GiB a device "
+        f"{batch} requests of {capacity} positions need {total / GIB:.2f} GiB a device "
         f"({parts} GiB in all) but {free / GIB:.2f} GiB are free; ask for fewer "
         "prompts at once, a smaller `max_new_tokens` or `capacity`"
     )

@@ -91,9 +91,14 @@ class Spec:
         """Constrains an array inside a trace to the mesh, by logical axes."""
         if self.mesh is None:
             return x
+        return jax.lax.with_sharding_constraint(x, self.sharding(x.shape, *axes))
+
+    def sharding(self, shape: tuple[int, ...], *axes: str | None) -> NamedSharding:
+        """Where an array with these logical axes lies; needs a mesh."""
+        if self.mesh is None:
+            raise ValueError("`mesh` is None; shardings need a mesh")
         counts = dense.unit_counts(self.target)
-        spec = partition(axes, x.shape, self.mesh, counts)
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+        return NamedSharding(self.mesh, partition(axes, shape, self.mesh, counts))
 
 
 def share_tables(draft: DraftConfig, draft_params: Tree, target_params: Tree) -> Tree:

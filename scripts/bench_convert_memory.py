@@ -137,7 +137,8 @@ def main():
     parser.add_argument("--child", nargs=2, metavar=("SRC", "DST"), help="internal")
     args = parser.parse_args()
     if args.child:
-        child(*args.child, args.dtype, not args.no_verify)
+        src, dst = args.child
+        child(src, dst, args.dtype, not args.no_verify)
         return
     work = Path(tempfile.mkdtemp(prefix="bench-convert-", dir=args.work))
     try:

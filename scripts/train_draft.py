@@ -269,7 +269,9 @@ def main() -> None:
     parser.add_argument("--anchors", type=int, default=64)
     parser.add_argument("--rate", type=float, default=1.5e-3)
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", force=True
+    )
     logging.getLogger("jax").setLevel(logging.WARNING)
     {"annotate": run_annotate, "train": run_train}[options.task](options)
 

@@ -79,6 +79,8 @@ def convert(
       ...     print(error)
       model.bin does not exist
     """
+    if store.is_stored(src):
+        raise CheckpointError(f"{src} is a converted checkpoint already")
     source = open_source(src, dtype=dtype)
     store.check_free(dst)
     report = progress or (lambda step, done, total: None)

@@ -9,6 +9,7 @@ import numpy as np
 
 from dspark_jax.config import RopeConfig
 from dspark_jax.errors import CheckpointError
+from dspark_jax.models.layers import rope_frequencies
 
 # Every key that may stand under `<architecture>.rope.`.
 KNOWN = ("freq_base", "dimension_count")
@@ -79,21 +80,12 @@ def gguf_rope(
     )
 
 
-def llama3_factors(rope: RopeConfig, head_dim: int) -> np.ndarray:
-    """float64[d / 2]: what Llama 3 scaling divides each frequency by."""
-    steps = np.arange(0, head_dim, 2) / head_dim
-    wavelength = 2 * np.pi * rope.theta**steps
-    low, high = rope.low_freq_factor, rope.high_freq_factor
-    smooth = (rope.original_max_position / wavelength - low) / (high - low)
-    smooth = np.clip(smooth, 0, 1)
-    return 1 / ((1 - smooth) / rope.factor + smooth)
-
-
 def _llama3(
     factors: np.ndarray, theta: float, head_dim: int, original: int
 ) -> RopeConfig:
     """The settings that reproduce a table: the file stores only the result."""
     largest = float(factors.max())
+    plain, _ = rope_frequencies(RopeConfig(theta=theta), head_dim)
     if largest == 1.0 and float(factors.min()) == 1.0:
         return RopeConfig(theta=theta)
     for length in (original, 8192, 4096, 16384, 32768):
@@ -107,7 +99,7 @@ def _llama3(
             high_freq_factor=4.0,
             original_max_position=length,
         )
-        table = llama3_factors(rope, head_dim)
+        table = plain / rope_frequencies(rope, head_dim)[0]
         if table.shape == factors.shape and np.allclose(table, factors, rtol=1e-4):
             return rope
     raise CheckpointError(

@@ -76,12 +76,10 @@ def _build(
     if kind == "default":
         return RopeConfig(theta=theta)
     if kind == "proportional":
-        if value_or(fields, "factor", 1.0) != 1.0:
-            raise CheckpointError(
-                f"config.json: `factor` is {fields['factor']!r} with rope type "
-                "'proportional'; supported: 1.0"
-            )
-        return RopeConfig(theta=theta, kind="proportional", partial=partial)
+        factor = float(value_or(fields, "factor", 1.0))
+        return RopeConfig(
+            theta=theta, kind="proportional", factor=factor, partial=partial
+        )
     original = int(
         value_or(
             fields,

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dspark_jax.config import Buckets
-from dspark_jax.decoding.programs import SMALLEST_CHUNK, Programs
+from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import Requests, Variant
 from dspark_jax.decoding.state import RUNNING, STOP, DecodeState, new_counters
+from dspark_jax.models.attention import block_fits, slots_for
 from dspark_jax.models.params import Tree
 from dspark_jax.spec import Spec
 
@@ -162,16 +163,19 @@ class Batch:
         pending: list[list[int]],
         starts: np.ndarray,
     ) -> tuple[DecodeState, jax.Array]:
-        """Feeds chunk by chunk; no chunk may reach past a cache's last slot."""
+        """Feeds chunk by chunk; every chunk's window lies inside the cache.
+
+        The smallest chunk is no longer than a tile, so it always fits.
+        """
         lengths, done = starts.copy(), [0] * self.size
         sizes = Buckets().prefill
         while True:
             left = max(len(p) - d for p, d in zip(pending, done, strict=True))
             if left == 0:
                 return state, logits
-            room = self._programs.slots(state.capacity) - int(lengths.max())
-            fits = [size for size in sizes if size <= room]
-            width = Buckets.fit(left, fits) or (fits or [SMALLEST_CHUNK])[-1]
+            at, slots = int(lengths.max()), slots_for(state.capacity)
+            fits = [n for n in sizes if block_fits(at, n, state.capacity, slots)]
+            width = Buckets.fit(left, fits) or fits[-1]
             chunk = np.zeros((self.size, width), np.int32)
             counts = np.zeros((self.size,), np.int32)
             for row, ids in enumerate(pending):

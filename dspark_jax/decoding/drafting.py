@@ -50,6 +50,7 @@ def draft_next(
         params["draft"],
         params["target"],
         state.draft,
+        state.capacity,
         state.anchor,
         state.length,
         words[:, :draft_length],

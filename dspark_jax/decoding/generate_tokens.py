@@ -19,6 +19,7 @@ from dspark_jax.decoding.requests import Requests, Variant, pack_requests, varia
 from dspark_jax.decoding.round import decode_round
 from dspark_jax.decoding.state import RUNNING, Counters, DecodeState, new_state
 from dspark_jax.decoding.words import fold_seeds, round_words
+from dspark_jax.models.attention import block_fits, slots_for
 from dspark_jax.models.params import Tree, is_listed
 from dspark_jax.spec import Spec
 
@@ -113,11 +114,8 @@ def generate_tokens(
     capacity = capacity or prompt + max_new_tokens
     if capacity < prompt:
         raise ValueError(f"`capacity` is {capacity}; allowed: at least {prompt}")
-    chunks = math.ceil(prompt / Buckets().prefill[-1])
-    chunk = math.ceil(prompt / chunks)
-    slack = max(spec.width, chunks * chunk - capacity)
-    stacked = _is_stacked(params)
-    state = new_state(spec, batch, capacity, slack, n, stacked)
+    chunks, chunk = _chunks(prompt, capacity)
+    state = new_state(spec, batch, capacity, n, _is_stacked(params))
     state = dataclasses.replace(
         state, budget=jnp.full((batch,), max_new_tokens, jnp.int32)
     )
@@ -182,6 +180,17 @@ def _seed_array(seeds: Any, batch: int) -> jax.Array:
 
 def _is_stacked(params: Tree) -> bool:
     return not any(is_listed(x) for x in params["target"]["layers"].values())
+
+
+def _chunks(prompt: int, capacity: int) -> tuple[int, int]:
+    """How many equal chunks a prompt is fed in, and their size."""
+    slots = slots_for(capacity)
+    chunks = math.ceil(prompt / Buckets().prefill[-1])
+    while True:
+        chunk = math.ceil(prompt / chunks)
+        if block_fits((chunks - 1) * chunk, chunk, capacity, slots):
+            return chunks, chunk
+        chunks += 1
 
 
 def _feed_all(

@@ -36,8 +36,8 @@ def feed(
       state: caches that hold everything before the chunk.
       logits: float32[B, V]. Row after the last token fed so far.
       tokens: int32[B, P]. Right-padded.
-      lengths: int32[B]. Real tokens, 0..P. `state.length + P` must not pass
-        the cache's slots.
+      lengths: int32[B]. Real tokens, 0..P. Every request's block must fit, see
+        `attention.block_fits`.
 
     Returns:
       (state with the chunk cached, logits of the row after each request's last
@@ -48,7 +48,7 @@ def feed(
     last = jnp.arange(batch, dtype=jnp.int32) * width + jnp.maximum(lengths - 1, 0)
     taps = spec.taps if state.draft is not None else ()
     fresh, features, pending = dense.evaluate(
-        spec.target, params["target"], state.target, rows, taps, last
+        spec.target, params["target"], state.target, state.capacity, rows, taps, last
     )
     fresh = spec.shard(fresh, "batch", "vocab")
     draft = state.draft

@@ -25,13 +25,11 @@ from dspark_jax.decoding.requests import Requests, Variant
 from dspark_jax.decoding.round import decode_round
 from dspark_jax.decoding.state import DecodeState, new_state
 from dspark_jax.decoding.words import round_words
+from dspark_jax.models.attention import slots_for
 from dspark_jax.models.params import Tree
 from dspark_jax.spec import Spec
 
 logger = logging.getLogger(__name__)
-
-# Chunks of a prompt fall back to this length near the end of a cache.
-SMALLEST_CHUNK = 16
 
 
 class Programs:
@@ -58,18 +56,11 @@ class Programs:
         """The buckets compiled so far."""
         return list(self._compiled)
 
-    def slots(self, capacity: int) -> int:
-        """Cache slots behind a capacity."""
-        return capacity + max(self._spec.width, SMALLEST_CHUNK)
-
     def init(self, batch: int, capacity: int, draft_length: int) -> DecodeState:
         """An empty state."""
-        slack = self.slots(capacity) - capacity
 
         def make() -> DecodeState:
-            return new_state(
-                self._spec, batch, capacity, slack, draft_length, self._stacked
-            )
+            return new_state(self._spec, batch, capacity, draft_length, self._stacked)
 
         key = ("init", batch, capacity, draft_length)
         return self._call(key, make, (), ())
@@ -138,7 +129,7 @@ class Programs:
 
     def grow(self, state: DecodeState, capacity: int) -> DecodeState:
         """The same state with room for `capacity` positions."""
-        extra = capacity - state.capacity
+        extra = slots_for(capacity) - slots_for(state.capacity)
 
         def run(state: DecodeState) -> DecodeState:
             def longer(x: jax.Array) -> jax.Array:

@@ -64,7 +64,7 @@ def decode_round(
     )
     taps = spec.taps if n else ()
     logits, features, pending = dense.evaluate(
-        spec.target, params["target"], state.target, rows, taps
+        spec.target, params["target"], state.target, state.capacity, rows, taps
     )
     logits = spec.shard(logits, None, "vocab")
     verdict = _judge(spec, variant, params, logits, requests, rows, proposal, n, words)

@@ -109,7 +109,7 @@ def new_counters(batch: int, draft_length: int) -> Counters:
 
 
 def new_state(
-    spec: Spec, batch: int, capacity: int, slack: int, draft_length: int, stacked: bool
+    spec: Spec, batch: int, capacity: int, draft_length: int, stacked: bool
 ) -> DecodeState:
     """An empty state.
 
@@ -117,8 +117,6 @@ def new_state(
       spec: the model.
       batch: B.
       capacity: C, positions a request may commit.
-      slack: extra slots for blocks that begin near the end; at least
-        `spec.width`.
       draft_length: n; 0 keeps no draft context.
       stacked: whether layers are computed as a stack.
     """
@@ -129,9 +127,9 @@ def new_state(
 
     drafts = spec.draft is not None and draft_length > 0
     return DecodeState(
-        target=empty_cache(spec.target, batch, capacity, slack, dtype, stacked),
+        target=empty_cache(spec.target, batch, capacity, dtype, stacked),
         draft=(
-            empty_cache(spec.draft.backbone, batch, capacity, slack, dtype, stacked)
+            empty_cache(spec.draft.backbone, batch, capacity, dtype, stacked)
             if spec.draft is not None and drafts
             else None
         ),
@@ -146,14 +144,19 @@ def new_state(
 
 
 def state_bytes(
-    spec: Spec, batch: int, slots: int, draft_length: int, sampled: bool, prefill: int
+    spec: Spec,
+    batch: int,
+    capacity: int,
+    draft_length: int,
+    sampled: bool,
+    prefill: int,
 ) -> dict[str, int]:
     """Bytes that decoding needs beside the parameters, by use.
 
     Args:
       spec: the model.
       batch: B.
-      slots: capacity and slack.
+      capacity: C.
       draft_length: n.
       sampled: whether laws are kept (temperature above 0).
       prefill: tokens fed at once.
@@ -163,13 +166,13 @@ def state_bytes(
     vocab, hidden = spec.target.vocab_size, spec.target.hidden_size
     laws = 3 if sampled else 1
     need = {
-        "target cache": cache_bytes(spec.target, batch, slots, dtype),
+        "target cache": cache_bytes(spec.target, batch, capacity, dtype),
         "logits and laws": 4 * vocab * (rows * laws + batch),
         "activations": 4 * batch * max(prefill, spec.width) * 6 * hidden
-        + 4 * batch * max(prefill, spec.width) * spec.target.num_heads * slots,
+        + 8 * batch * max(prefill, spec.width) * spec.target.num_heads * capacity,
     }
     if spec.draft is not None and draft_length:
-        need["draft cache"] = cache_bytes(spec.draft.backbone, batch, slots, dtype)
+        need["draft cache"] = cache_bytes(spec.draft.backbone, batch, capacity, dtype)
         if sampled:
             need["proposal"] = 4 * batch * draft_length * spec.draft.head_rows
     return need

@@ -24,7 +24,7 @@ from dspark_jax.models.rows import Rows
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["rows", "cos", "sin", "block_mask", "cache_mask"],
+    data_fields=["rows", "cos", "sin", "layout"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -35,33 +35,45 @@ class BlockView:
       rows: the flat rows.
       cos: float32[B, T, d / 2]. Rotary tables of the block.
       sin: as cos.
-      block_mask: bool[1, T, T].
-      cache_mask: bool[B, T, C].
+      layout: what each row sees; None when the rows attend to nothing.
     """
 
     rows: Rows
     cos: jax.Array
     sin: jax.Array
-    block_mask: jax.Array
-    cache_mask: jax.Array
+    layout: attention.Layout | None
 
 
 def block_view(
-    config: DecoderConfig, kind: LayerKind, rows: Rows, slots: int, causal: bool
+    config: DecoderConfig,
+    kind: LayerKind,
+    rows: Rows,
+    capacity: int | None,
+    causal: bool = True,
 ) -> BlockView:
-    """The view of `rows` for one attention kind; `slots` is the cache's size."""
+    """The view of `rows` for one attention kind.
+
+    Args:
+      config: the decoder.
+      kind: which geometry.
+      rows: the flat rows.
+      capacity: of the cache; None for rows that only give keys and values.
+      causal: False lets every row see its whole block.
+    """
     geometry = config.attention(kind)
-    positions = rows.block_positions()
-    cos, sin = rope_tables(geometry.rope, geometry.head_dim, positions)
-    block = attention.causal_block_mask if causal else attention.full_block_mask
-    shared = (
-        cos,
-        sin,
-        block(rows.width, geometry.window),
-        attention.cache_mask(positions, rows.start, slots, geometry.window),
-    )
+    cos, sin = rope_tables(geometry.rope, geometry.head_dim, rows.block_positions())
+    at = None
+    if capacity is not None:
+        at = attention.layout(
+            rows.start,
+            rows.width,
+            attention.slots_for(capacity),
+            attention.tile_size(capacity),
+            geometry.window,
+            causal,
+        )
     # Without the barrier XLA would compute them again inside every layer.
-    return BlockView(rows, *jax.lax.optimization_barrier(shared))
+    return BlockView(rows, *jax.lax.optimization_barrier((cos, sin, at)))
 
 
 class DecoderLayer(nnx.Module):
@@ -123,8 +135,9 @@ class DecoderLayer(nnx.Module):
             q = self.q_norm(q)
         q = rotate(view.rows.pad(q), view.cos[:, :, None], view.sin[:, :, None])
         k, v = self._block_kv(h, view)
-        mixed = attention.joint_attention(
-            q, k, v, cache_k, cache_v, view.block_mask, view.cache_mask, self.scale
+        assert view.layout is not None, "a view without a cache only gives keys"
+        mixed = attention.block_attention(
+            q, k, v, cache_k, cache_v, view.layout, self.scale
         )
         mixed = mixed.reshape(*mixed.shape[:2], -1)
         out = self.o_proj(view.rows.flat(mixed))

@@ -1,6 +1,6 @@
 """A dense target as pure functions: declare, evaluate rows, commit.
 
-    logits, features, pending = evaluate(config, params, cache, rows, taps)
+    logits, features, pending = evaluate(config, params, cache, C, rows, taps)
     cache = commit(cache, pending, rows.start)
 
 `evaluate` never writes the cache. `commit` stores all T rows of each block at
@@ -94,6 +94,7 @@ def evaluate(
     config: DecoderConfig,
     params: Tree,
     cache: Cache,
+    capacity: int,
     rows: Rows,
     taps: tuple[int, ...] = (),
     logit_rows: jax.Array | None = None,
@@ -104,6 +105,7 @@ def evaluate(
       config: the target.
       params: plain dict, see `declaration`.
       cache: committed keys and values; positions below `rows.start` are read.
+      capacity: C, positions the cache was made for.
       rows: G rows; row j of a request sees its earlier rows and the cache.
       taps: layers whose outputs make the draft's context features.
       logit_rows: int32[R]. Rows whose logits are wanted; None is all of them.
@@ -116,8 +118,7 @@ def evaluate(
     """
     x = embed_rows(config, params["embed"]["weight"], rows.token)
     views = {
-        kind: block_view(config, kind, rows, cache_slots(cache), causal=True)
-        for kind in config.kinds
+        kind: block_view(config, kind, rows, capacity) for kind in config.kinds
     }
     x, tapped, pending = run_layers(config, params["layers"], x, views, cache, taps)
     features = (
@@ -136,12 +137,6 @@ def evaluate(
 def norm_graph(config: DecoderConfig) -> nnx.GraphDef:
     """Graph definition of a norm of the residual stream."""
     return build(lambda: Norm(config.hidden_size, config.rms_norm_eps, config.dtype))[0]
-
-
-def cache_slots(cache: Cache) -> int:
-    """Slots of a cache, slack included; 1 when there is no layer."""
-    leaves = jax.tree.leaves(cache)
-    return leaves[0].shape[-2] if leaves else 1
 
 
 def commit(cache: Cache, pending: Cache, start: jax.Array) -> Cache:

@@ -1,10 +1,11 @@
-"""Position-addressed key/value storage with slack, so that nothing rolls back.
+"""Position-addressed key/value storage, so that nothing ever rolls back.
 
 A cache is `{kind: {"k": store, "v": store}}` where a store is one array a
 layer (a tuple) or, for stacked layers, one array with a leading layer axis.
-Each array is `[B, K, C + slack, d]`: position p of a request lies in slot p.
-Rows past the committed length are garbage that no mask lets through; the slack
-takes the tail of a block that begins at the last usable slot.
+Each array is `[B, K, slots, d]`: position p of a request lies in slot p. Rows
+past the committed length are garbage that no mask lets through; slots past the
+capacity take the tail of a block that begins at the last usable position (see
+`attention.slots_for`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from dspark_jax.config import DecoderConfig
+from dspark_jax.models.attention import slots_for
 
 Cache = dict[str, dict[str, Any]]
 
@@ -23,7 +25,6 @@ def empty_cache(
     config: DecoderConfig,
     batch: int,
     capacity: int,
-    slack: int,
     dtype: jnp.dtype,
     stacked: bool,
 ) -> Cache:
@@ -32,7 +33,8 @@ def empty_cache(
     for kind in config.kinds:
         geometry = config.attention(kind)
         count = config.layer_types.count(kind)
-        shape = (batch, geometry.num_kv_heads, capacity + slack, geometry.head_dim)
+        slots = slots_for(capacity)
+        shape = (batch, geometry.num_kv_heads, slots, geometry.head_dim)
 
         def store(shape=shape, count=count):
             if stacked:
@@ -44,14 +46,14 @@ def empty_cache(
 
 
 def cache_bytes(
-    config: DecoderConfig, batch: int, slots: int, dtype: jnp.dtype
+    config: DecoderConfig, batch: int, capacity: int, dtype: jnp.dtype
 ) -> int:
-    """Bytes of a cache of `slots` positions (capacity and slack)."""
+    """Bytes of a cache, the slots past the capacity included."""
     per_position = sum(
         2 * geometry.num_kv_heads * geometry.head_dim
         for geometry in (config.attention(kind) for kind in config.layer_types)
     )
-    return batch * slots * per_position * jnp.dtype(dtype).itemsize
+    return batch * slots_for(capacity) * per_position * jnp.dtype(dtype).itemsize
 
 
 def write_rows(cache: Cache, rows: Cache, start: jax.Array) -> Cache:
@@ -59,8 +61,9 @@ def write_rows(cache: Cache, rows: Cache, start: jax.Array) -> Cache:
 
     Args:
       cache: see the module.
-      rows: the same structure with `[B, K, T, d]` arrays, T <= slack.
-      start: int32[B]. First slot of each request's block; start <= C.
+      rows: the same structure with `[B, K, T, d]` arrays.
+      start: int32[B]. First slot of each request's block; start + T must not
+        pass the last slot, as the write would shift back over valid rows.
 
     Returns:
       The cache with slots start .. start + T - 1 replaced.

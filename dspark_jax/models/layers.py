@@ -17,6 +17,9 @@ from flax import nnx
 from dspark_jax.config import RopeConfig
 from dspark_jax.models.params import Axes, declare
 
+# Norms sum at least this many rows at once.
+NORM_ROWS = 8
+
 
 def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
     """`x @ weight.T` accumulated in float32.
@@ -98,7 +101,15 @@ class Scalar(nnx.Module):
 
 def rms_normalise(x: jax.Array, eps: float) -> jax.Array:
     """x / sqrt(mean(x^2) + eps) over the last axis, float32."""
-    mean = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    rows = math.prod(x.shape[:-1])
+    squares = jnp.square(x)
+    if rows < NORM_ROWS:
+        # XLA on CPU sums few rows in another order than many.
+        flat = squares.reshape(rows, -1)
+        flat = jnp.pad(flat, ((0, NORM_ROWS - rows), (0, 0)))
+        mean = jnp.mean(flat, axis=-1)[:rows].reshape(*x.shape[:-1], 1)
+    else:
+        mean = jnp.mean(squares, axis=-1, keepdims=True)
     return x * jax.lax.rsqrt(mean + jnp.float32(eps))
 
 

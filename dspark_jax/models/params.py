@@ -24,6 +24,8 @@ DEFAULT_RULES: Mapping[str, str] = {
     "vocab": "tensor",
     "heads": "tensor",
     "kv_heads": "tensor",
+    # Key/value heads of a cache; one entry of the axis is one head.
+    "cache_heads": "tensor",
     "mlp": "tensor",
     "batch": "data",
 }

@@ -8,10 +8,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 
 from pallas_kernels.draw import draw
 from pallas_kernels.filters import (
@@ -90,7 +90,7 @@ def main(names: list[str]) -> None:
     print(
         f"{device.platform} {device.device_kind}, {platform.machine()}, "
         f"Python {platform.python_version()}, jax {jax.__version__}, "
-        f"jaxlib {jaxlib.__version__}"
+        f"jaxlib {metadata.version('jaxlib')}"
     )
     for name in names:
         shape = SHAPES[name]

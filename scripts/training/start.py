@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ import optax
 from dspark_jax.config import DraftConfig
 from dspark_jax.models.draft import backbone
 from dspark_jax.models.params import Tree, flatten, layer_at, random_params, unflatten
+
+logger = logging.getLogger(__name__)
 
 
 def initial_params(
@@ -61,12 +64,13 @@ def bigram_head(
     rows: int,
     rank: int,
     seed: int,
-    passes: float = 0.6,
-    batch: int = 1024,
+    steps: int = 450,
+    batch: int = 2048,
 ) -> tuple[np.ndarray, np.ndarray]:
     """W1 and W2 of a Markov head that predicts the next token on its own.
 
-    It needs no features, so it sees all the text there is.
+    It needs no features, so it sees all the text there is. The softmax runs over
+    the next tokens of the batch, each corrected for how often it is drawn.
 
     Args:
       pairs: int32[N, 2]. Previous id, and row of the next one in the draft's
@@ -75,7 +79,7 @@ def bigram_head(
       rows: rows of W2.
       rank: their width.
       seed: of the initial values and the order.
-      passes: over the pairs.
+      steps: optimiser steps.
       batch: pairs per step.
     """
     random = np.random.default_rng(seed)
@@ -84,34 +88,35 @@ def bigram_head(
         "w1": jnp.asarray(random.normal(size=(vocab, rank)) * scale, jnp.float32),
         "w2": jnp.asarray(random.normal(size=(rows, rank)) * 0.1, jnp.float32),
     }
-    steps = int(len(pairs) * passes) // batch
-    rate = optax.warmup_cosine_decay_schedule(0.0, 2e-2, 30, steps, 5e-4)
+    counts = np.bincount(pairs[:, 1], minlength=rows)
+    drawn = jnp.asarray(np.log((counts + 1.0) / len(pairs)), jnp.float32)
+    rate = optax.warmup_cosine_decay_schedule(0.0, 2e-2, 30, steps, 1e-3)
     optimiser = optax.adam(rate, b1=0.9, b2=0.98)
     state = optimiser.init(params)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params, state, previous, following):
         def loss_of(p):
-            z = jnp.take(p["w1"], previous, axis=0).astype(jnp.bfloat16)
-            logits = jax.lax.dot_general(
-                z,
-                p["w2"].astype(jnp.bfloat16),
-                (((1,), (1,)), ((), ())),
-                preferred_element_type=jnp.float32,
-            )
-            picked = jnp.take_along_axis(logits, following[:, None], axis=1)[:, 0]
-            return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+            z = jnp.take(p["w1"], previous, axis=0)
+            w = jnp.take(p["w2"], following, axis=0)
+            logits = jnp.matmul(z, w.T) - jnp.take(drawn, following)[None]
+            same = following[:, None] == following[None]
+            other = same & ~jnp.eye(len(z), dtype=bool)
+            logits = jnp.where(other, -jnp.inf, logits)
+            norm = jax.nn.logsumexp(logits, axis=-1)
+            return jnp.mean(norm - jnp.diagonal(logits))
 
         loss, grads = jax.value_and_grad(loss_of)(params)
         updates, state = optimiser.update(grads, state)
         return optax.apply_updates(params, updates), state, loss
 
-    order = random.permutation(np.arange(int(np.ceil(passes)) * len(pairs)) % len(pairs))
+    order = random.permutation(len(pairs))
     mean = 0.0
     for i in range(steps):
-        rows_ = pairs[order[i * batch : (i + 1) * batch]]
+        rows_ = pairs[order[i * batch % (len(pairs) - batch) :][:batch]]
         params, state, loss = step(params, state, rows_[:, 0], rows_[:, 1])
         mean = 0.98 * mean + 0.02 * float(loss)
         if i % 50 == 49:
-            print(f"bigram step {i + 1}/{steps} loss {mean / (1 - 0.98 ** (i + 1)):.3f}", flush=True)
+            shown = mean / (1 - 0.98 ** (i + 1))
+            logger.info("bigram step %d of %d: loss %.3f", i + 1, steps, shown)
     return np.asarray(params["w1"]), np.asarray(params["w2"])

@@ -11,10 +11,12 @@ import numpy as np
 import optax
 
 from dspark_jax.config import DraftConfig
+from dspark_jax.models.draft import backbone
 from dspark_jax.models.params import Tree, flatten, unflatten
 from dspark_jax.training import losses
-from dspark_jax.training.anchors import block_labels
-from dspark_jax.training.forward import BlockOutputs, teacher_forced
+from dspark_jax.training.anchors import block_labels, previous_tokens
+from dspark_jax.training.forward import BlockOutputs, block_hidden, teacher_forced
+from training.head import head_loss
 
 OPTIMISER = optax.chain(
     optax.clip_by_global_norm(1.0), optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-8)
@@ -82,15 +84,72 @@ def forward(
         labels,
         True,
     )
-    length = batch["tokens"].shape[1]
-    steps = jnp.arange(config.gamma, dtype=jnp.int32)[None, None]
-    at = jnp.minimum(batch["anchors"][:, :, None] + steps, length - 1)
-    at = at.reshape(at.shape[0], -1, 1)
-    shape = (*labels.shape, batch["ids"].shape[-1])
-    ids = jnp.take_along_axis(batch["ids"], at, axis=1).reshape(shape)
-    probs = jnp.take_along_axis(batch["probs"], at, axis=1).reshape(shape)
+    ids, probs = aligned(batch, labels.shape)
     terms = losses.sparse_terms(outputs.logits, ids, probs)
     return outputs, terms, labels, supervised
+
+
+def fast_loss(
+    config: DraftConfig,
+    params: Tree,
+    frozen: Tree,
+    batch: dict[str, jax.Array],
+    ce_weight: jax.Array,
+    weights: losses.LossConfig,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Loss and parts as `losses.total` of `forward`, through `head_loss`.
+
+    For a vanilla Markov head and a confidence head that reads it.
+    """
+    tokens, anchors = batch["tokens"], batch["anchors"]
+    labels, supervised = block_labels(
+        tokens, batch["mask"], anchors, batch["keep"], config.gamma
+    )
+    ids, probs = aligned(batch, labels.shape)
+    cast = compute_params(params, frozen)
+    features = batch["features"].astype(jnp.float32) / frozen["scale"][None, None]
+    hidden = block_hidden(
+        config, cast, {"embed": frozen["embed"]}, tokens, features, anchors
+    )
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    first = jnp.take_along_axis(tokens, anchors, axis=1)
+    modules = backbone.ends(config, cast)
+    embedded = modules.markov.embed(previous_tokens(first, labels).reshape(-1))
+    share = losses.row_weights(supervised, weights.decay)
+    share = (share / (jnp.sum(share) + losses.EPSILON)).reshape(-1)
+    count = ids.shape[-1]
+    loss, ce, l1 = head_loss(
+        flat,
+        embedded,
+        frozen["lm_head"]["weight"],
+        params["markov"]["w2"]["weight"],
+        ids.reshape(-1, count),
+        probs.reshape(-1, count),
+        ce_weight * share,
+        jnp.float32(weights.l1) * share,
+    )
+    accept = jax.lax.stop_gradient(jnp.clip(1.0 - 0.5 * l1, 0.0, 1.0))
+    guess = modules.confidence(*jax.lax.stop_gradient((flat, embedded)))
+    confidence = jnp.sum(share * losses.confidence_terms(guess, accept))
+    parts = {
+        "ce": jnp.sum(share * ce),
+        "l1": jnp.sum(share * l1),
+        "confidence": confidence,
+        "accept": jnp.sum(share * accept),
+    }
+    return loss + weights.confidence * confidence, parts
+
+
+def aligned(
+    batch: dict[str, jax.Array], shape: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """Target ids and probabilities of every block row, [B, A, gamma, K]."""
+    steps = jnp.arange(shape[-1], dtype=jnp.int32)[None, None]
+    at = jnp.minimum(batch["anchors"][:, :, None] + steps, batch["tokens"].shape[1] - 1)
+    at = at.reshape(at.shape[0], -1, 1)
+    shape = (*shape, batch["ids"].shape[-1])
+    ids = jnp.take_along_axis(batch["ids"], at, axis=1).reshape(shape)
+    return ids, jnp.take_along_axis(batch["probs"], at, axis=1).reshape(shape)
 
 
 @functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
@@ -106,14 +165,7 @@ def train_step(
     weights = losses.LossConfig()
 
     def loss_of(params: Tree):
-        outputs, terms, _, supervised = forward(config, params, frozen, batch)
-        _, parts = losses.total(terms, outputs.confidence, supervised, weights)
-        loss = (
-            ce_weight * parts["ce"]
-            + weights.l1 * parts["l1"]
-            + weights.confidence * parts["confidence"]
-        )
-        return loss, parts
+        return fast_loss(config, params, frozen, batch, ce_weight, weights)
 
     (loss, parts), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
     norm = optax.global_norm(grads)

@@ -137,6 +137,28 @@ def test_fr47_no_random_keys(data_dir, tmp_path):
         assert not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def test_fr20_windows_survive_conversion(folder, tmp_path):
+    model = folder("qwen3_rand/target")
+    model.config |= {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 2048,
+        "use_sliding_window": True,
+    }
+    beyond = [n for n in model.tensors if re.search(r"layers\.[2-9]\.", n)]
+    for name in beyond:
+        del model.tensors[name]
+    source = model.write(tmp_path / "in")
+    convert(source, tmp_path / "out")
+    _, config, params = read_params(tmp_path / "out")
+    assert config.layer_types == ("sliding", "full")
+    assert config.sliding.window == 2048 and config.full.window is None
+    for kind, layer in (("sliding", 0), ("full", 1)):
+        name = f"model.layers.{layer}.mlp.up_proj.weight"
+        leaf = params["layers"][kind]["up_proj"]["weight"]
+        np.testing.assert_array_equal(leaf, model.tensors[name][None])
+
+
 TOKENIZER = {
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 299}, "merges": []},
     "added_tokens": [{"id": 310, "content": "<end>"}],
@@ -212,6 +234,8 @@ def test_destination_that_is_taken(data_dir, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="already exists"):
         convert(data_dir / "qwen3_rand/target", "out")
     assert sorted((tmp_path / "out").rglob("*")) == before
+    with pytest.raises(CheckpointError, match="converted checkpoint already"):
+        convert("out", "again")
 
 
 def test_verify_finds_changed_bytes(data_dir, tmp_path):

@@ -32,15 +32,15 @@ def test_fr48_shards_are_fractions(data_dir, tmp_path, converted, name):
     if converted:
         convert(path, tmp_path / "out")
         path = tmp_path / "out"
-    mesh = jax.make_mesh(
-        (2,), ("tensor",), axis_types=(AUTO,), devices=jax.devices()[:2]
-    )
+    devices = jax.devices()[:4]
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), (AUTO, AUTO), devices=devices)
     _, config, plain = read_params(path)
     place = placement(config, mesh)
     _, _, params = read_params(path, sharding_for=place)
     replicated, split = [], 0
     for key, leaf in flatten(params).items():
         assert leaf.sharding.is_equivalent_to(place(key), leaf.ndim), key
+        assert len(leaf.addressable_shards) == 4
         parts = [2 if axis == "tensor" else 1 for axis in place(key).spec]
         share = leaf.addressable_shards[0].data.nbytes * int(np.prod(parts))
         assert share == leaf.nbytes, key

@@ -278,7 +278,7 @@ def test_rows_do_not_depend_on_other_rows(rng):
         lambda x, s: probabilities(x, s["temperature"]),
     ):
         whole = np.asarray(f(logits, rows))
-        picks = [order, *(np.arange(n) for n in (1, 2, 3, 6, 8))]
+        picks = [order, *(np.arange(n) for n in (1, 2, 6))]
         for pick in picks:
             part = jax.tree.map(lambda x, pick=pick: x[pick], rows)
             np.testing.assert_array_equal(f(logits[pick], part), whole[pick])

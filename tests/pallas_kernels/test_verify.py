@@ -55,9 +55,6 @@ def fractions(values):
     return np.asarray([float(Fraction(v)) for v in values])
 
 
-# ---------------------------------------------------------------- one position
-
-
 def test_one_position_exact(golden, grid_words):
     data = golden("one_position_exact")
     table = data["tables"]["1"]
@@ -149,14 +146,12 @@ def equal_token_shortcut(p, q, x, is_verify, accept_words, token_words):
 )
 def test_enumeration_refuses_wrong_rules(wrong, grid_words):
     words = grid_words(PARTS)
-    worst = 0.0
     q = np.asarray([[1, 4, 1], [2, 2, 2], [3, 1, 2], [0, 3, 3]]) / 6
     p = np.asarray([[3, 1, 2], [1, 4, 1], [2, 2, 2], [5, 0, 1]]) / 6
     right, _ = emitted_law(verify_rows, p, q, words)
     np.testing.assert_allclose(right, p, atol=1e-6)
     law, _ = emitted_law(jax.jit(wrong), p, q, words)
-    worst = np.abs(law - p).max()
-    assert worst > 1e-2, "the enumeration did not see the difference"
+    assert np.abs(law - p).max() > 1e-2, "the enumeration did not see the difference"
 
 
 def test_enumeration_refuses_softmax_rows_for_greedy_drafts(grid_words):
@@ -169,9 +164,6 @@ def test_enumeration_refuses_softmax_rows_for_greedy_drafts(grid_words):
     assert np.abs(law - p).max() > 1e-2
     law, _ = emitted_law(verify_rows, p, chosen, words)
     np.testing.assert_allclose(law, p, atol=1e-6)
-
-
-# ---------------------------------------------------------------- the uniform's ends
 
 
 @pytest.mark.parametrize("word", [0, 2**31, 2**32 - 1])
@@ -218,9 +210,6 @@ def test_fresh_rows_ignore_drafts(rng, measured_law):
         return rows.token.reshape(4, 5)
 
     np.testing.assert_allclose(measured_law(tokens, 4, 5), p, atol=2e-7)
-
-
-# ---------------------------------------------------------------- reference rows
 
 
 def test_sampling_golden(data_dir, measured_law):
@@ -281,9 +270,6 @@ def test_accept_probability_golden(data_dir, measured_law):
     np.testing.assert_array_equal(share[~drawable], 0)
 
 
-# ---------------------------------------------------------------- greedy
-
-
 def test_greedy_equals_one_hot_rows(rng, random_words):
     logits = jnp.asarray(np.round(rng.normal(size=(40, 30)) * 2), jnp.float32)
     zero = jnp.zeros(40)
@@ -307,9 +293,6 @@ def test_greedy_unusable_row_accepts_nothing():
     )
     np.testing.assert_array_equal(rows.accept, [False, False])
     np.testing.assert_array_equal(rows.token, [-1, -1])
-
-
-# ---------------------------------------------------------------- field reports
 
 
 def share_of_token_zero(verify, p, q, drafts, words):
@@ -389,13 +372,10 @@ def test_rows_do_not_depend_on_other_rows(rng, random_words):
     args = (p, q, drafts, np.arange(count) % 4 != 3, words[1], words[2])
     whole = verify_rows(*args)
     order = rng.permutation(count)
-    for pick in (order, *(np.arange(n) for n in (1, 2, 3, 6, 8))):
+    for pick in (order, *(np.arange(n) for n in (1, 2, 6))):
         part = verify_rows(*(x[pick] for x in args))
         for a, b in zip(part, whole, strict=True):
             np.testing.assert_array_equal(a, np.asarray(b)[pick])
-
-
-# ---------------------------------------------------------------- the boundary
 
 
 def test_shapes_are_checked():

@@ -120,7 +120,7 @@ def inject(
     fresh: dict[str, dict[str, list[jax.Array]]] = {
         kind: {"k": [], "v": []} for kind in backbone.kinds
     }
-    views = {kind: block_view(backbone, kind, rows, 1, True) for kind in backbone.kinds}
+    views = {kind: block_view(backbone, kind, rows, None) for kind in backbone.kinds}
     for layer in range(backbone.num_layers):
         kind, index = backbone.layer_slot(layer)
         stack = params["layers"][kind]
@@ -143,6 +143,7 @@ def block_hidden(
     params: Tree,
     target_params: Tree,
     cache: Cache,
+    capacity: int,
     anchor: jax.Array,
     position: jax.Array,
 ) -> jax.Array:
@@ -153,6 +154,7 @@ def block_hidden(
       params: its parameters.
       target_params: for the tables that the draft shares.
       cache: context of all positions below `position`.
+      capacity: C, positions the cache was made for.
       anchor: int32[B]. The last committed token.
       position: int32[B]. Its position.
 
@@ -164,9 +166,8 @@ def block_hidden(
     ids = jnp.concatenate([anchor[:, None], masks], axis=1)
     rows = dense_rows(ids, jnp.full((batch,), width, jnp.int32), position)
     x = dense.embed_rows(backbone, embed_table(params, target_params), rows.token)
-    slots = dense.cache_slots(cache)
     views = {
-        kind: block_view(backbone, kind, rows, slots, causal=False)
+        kind: block_view(backbone, kind, rows, capacity, causal=False)
         for kind in backbone.kinds
     }
     x, _, _ = run_layers(backbone, params["layers"], x, views, cache)

@@ -49,6 +49,7 @@ def propose(
     params: Tree,
     target_params: Tree,
     cache: Cache,
+    capacity: int,
     anchor: jax.Array,
     position: jax.Array,
     words: jax.Array,
@@ -63,6 +64,7 @@ def propose(
       params: its parameters.
       target_params: for the tables that the draft shares.
       cache: context of all positions below `position`.
+      capacity: C, positions the cache was made for.
       anchor: int32[B]. The last committed token.
       position: int32[B]. Its position.
       words: uint32[B, n]. Random words, 1 <= n <= gamma.
@@ -76,7 +78,7 @@ def propose(
     """
     batch, length = words.shape
     hidden = backbone.block_hidden(
-        config, params, target_params, cache, anchor, position
+        config, params, target_params, cache, capacity, anchor, position
     )
     if not config.sample_from_anchor:
         hidden = hidden[:, 1:]

@@ -1,0 +1,41 @@
+"""The `dspark-jax` command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dspark_jax import __version__
+from dspark_jax.cli.bench import bench
+from dspark_jax.cli.convert import convert
+from dspark_jax.cli.demo import demo
+from dspark_jax.cli.generate import generate
+from dspark_jax.cli.info import info
+
+app = typer.Typer(
+    help="Lossless speculative decoding with DSpark drafts, in JAX.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (generate, bench, demo, info, convert):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="And exit."
+        ),
+    ] = False,
+) -> None:
+    """Lossless speculative decoding with DSpark drafts, in JAX."""

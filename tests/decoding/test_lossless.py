@@ -1,0 +1,338 @@
+"""The law of what is emitted, by enumeration of every random word.
+
+Models with laws in sixths over three tokens run through the serving code. Words
+are enumerated on grids fine enough that every comparison with a multiple of 1/60
+(or of 1/6) comes out as often as its probability says; no sampling is involved.
+"""
+
+import collections
+import itertools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import dspark_jax as dspark
+from dspark_jax.decoding import drafting, laws
+from dspark_jax.decoding.requests import Requests
+from dspark_jax.decoding.words import RoundWords
+from dspark_jax.models import dense
+from dspark_jax.models.kv_cache import empty_cache
+from dspark_jax.models.rows import dense_rows
+from pallas_kernels import argmax_ids, draw, uniform
+from pallas_kernels.verify import VerifiedRows
+from pallas_kernels.verify import verify_rows as real_verify_rows
+from tests.decoding.serving import decode_round, prefill
+from tests.models.goldens import arrays, pair
+from tests.models.quick import quick_jit
+
+# Rows that are evaluated together.
+BATCH = 8640
+PROMPT = 2
+
+# Ratios with denominators up to 6, zeros on either side, an equal row.
+SIXTHS = (
+    np.asarray([[1, 5, 0], [2, 2, 2], [4, 1, 1]]) / 6,
+    np.asarray([[5, 1, 0], [0, 3, 3], [4, 1, 1]]) / 6,
+)
+# Ratios with denominators 1, 2, 3 and 6 only, so that 6 points per word do.
+COARSE = (
+    np.asarray([[1, 2, 3], [3, 3, 0], [2, 2, 2]]) / 6,
+    np.asarray([[3, 2, 1], [2, 1, 3], [3, 3, 0]]) / 6,
+)
+THIRDS = (
+    np.asarray([[1, 2, 0], [1, 1, 1], [0, 1, 2]]) / 3,
+    np.asarray([[2, 0, 1], [1, 1, 1], [1, 2, 0]]) / 3,
+)
+
+
+def logs(table):
+    with np.errstate(divide="ignore"):
+        return np.log(table)
+
+
+def scripted(tables, n):
+    return dspark.testing.scripted_model(*map(logs, tables), gamma=n)
+
+
+def midpoints(count):
+    """uint32[count]: words in the middle of equal parts of the unit interval."""
+    return ((np.arange(count) + 0.5) / count * 2**32).astype(np.uint32)
+
+
+def program(model, n, rounds, capacity=16):
+    """Prefill and rounds in one program; a fresh one, as controls patch it."""
+
+    def run(params, tokens, requests, first, later):
+        batch = tokens.shape[0]
+        lengths = jnp.full((batch,), PROMPT, jnp.int32)
+        budget = jnp.full((batch,), 99, jnp.int32)
+        state, out = prefill(
+            model.spec, params, tokens, lengths, budget, requests, first, n,
+            "sampled", capacity,
+        )  # fmt: skip
+        emitted, counts = [out.emitted], [out.n_emitted]
+        for words in later:
+            state, out = decode_round(
+                model.spec, params, state, requests, words, n, "sampled"
+            )
+            emitted.append(out.emitted)
+            counts.append(out.n_emitted)
+        return emitted, counts
+
+    return quick_jit(run)
+
+
+def enumerate_law(model, n, rounds, grids, temperature=1.0):
+    """Law of the emitted sequences, as {tokens: probability}.
+
+    Args:
+      model: scripted.
+      n: drafts a round.
+      rounds: rounds after the prefill.
+      grids: (draft, accept, final) points of each kind of word.
+      temperature: of every request.
+    """
+    run = program(model, n, rounds)
+    draft, accept, final = grids
+    # first token, first proposal, then per round: verdicts, the final token (of
+    # which a round uses one, as a replacement or a fresh token), next proposal.
+    axes = [draft] + [draft] * n
+    for r in range(rounds):
+        axes += [accept] * n + [final] + [draft] * (n if r + 1 < rounds else 0)
+    total = int(np.prod(axes))
+    law = collections.Counter()
+    tokens = jnp.full((BATCH, PROMPT), 1, jnp.int32)
+    sampling = dspark.SamplingParams(temperature=temperature)
+    one = dspark.pack_requests([sampling], np.zeros((1, 2), np.uint32), ())
+    requests: Requests = jax.tree.map(
+        lambda x: jnp.broadcast_to(x, (BATCH, *x.shape[1:])), one
+    )
+    for begin in range(0, total, BATCH):
+        cases = np.arange(begin, min(begin + BATCH, total))
+        # Rows past the end repeat the last case and are not counted.
+        padded = np.minimum(np.arange(begin, begin + BATCH), total - 1)
+        columns = iter(np.unravel_index(padded, axes))
+        sizes = iter(axes)
+
+        def take(count, columns=columns, sizes=sizes):
+            parts = [midpoints(next(sizes))[next(columns)] for _ in range(count)]
+            return np.stack(parts, 1) if parts else np.zeros((BATCH, 0), np.uint32)
+
+        def words(accept_part, final_part, draft_part):
+            wide = np.repeat(draft_part[:, None], n + 2, 1)
+            return RoundWords(
+                accept=accept_part,
+                replace=np.repeat(final_part, n, 1),
+                fresh=np.repeat(final_part, n + 1, 1),
+                draft=wide,
+            )
+
+        none = np.zeros((BATCH, n), np.uint32)
+        fresh = take(1)
+        first = words(none, fresh, take(n))
+        later = []
+        for r in range(rounds):
+            verdicts, last = take(n), take(1)
+            drafts = take(n) if r + 1 < rounds else none
+            later.append(words(verdicts, last, drafts))
+        emitted, counts = run(model.params, tokens, requests, first, later)
+        line = np.concatenate([np.asarray(x) for x in emitted], 1)[: len(cases)]
+        assert all((np.asarray(c) >= 1).all() for c in counts)
+        for row, times in zip(
+            *np.unique(line, axis=0, return_counts=True), strict=True
+        ):
+            law[tuple(int(t) for t in row if t >= 0)] += int(times) / total
+    return law
+
+
+def completed(law, target, length):
+    """`law` with shorter sequences continued by the target, as an array."""
+    out = np.zeros((len(target),) * length)
+    for tokens, mass in law.items():
+        for tail in itertools.product(
+            range(len(target)), repeat=length - len(tokens)
+        ):
+            line = [*tokens, *tail]
+            share = mass
+            for at in range(len(tokens), length):
+                share *= target[line[at - 1], line[at]]
+            out[tuple(line)] += share
+    return out
+
+
+def chain(target, length):
+    """Law of the target's own sequences after token 1."""
+    return completed({(t,): p for t, p in enumerate(target[1])}, target, length)
+
+
+def distance(tables, n, rounds, grids):
+    """Largest difference between the emitted law and the target's."""
+    law = enumerate_law(scripted(tables, n), n, rounds, grids)
+    assert abs(sum(law.values()) - 1) < 1e-9
+    length = 1 + rounds * (n + 1)
+    assert {len(tokens) for tokens in law} <= set(range(1 + rounds, length + 1))
+    target = tables[0]
+    return np.abs(completed(law, target, length) - chain(target, length)).max()
+
+
+CASES = {
+    "one_draft": (SIXTHS, 1, 1, (6, 60, 60)),
+    "two_drafts": (COARSE, 2, 1, (6, 6, 6)),
+    "two_rounds": (THIRDS, 1, 2, (3, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_emitted_law_is_the_targets(case):
+    assert distance(*CASES[case]) < 1e-6
+
+
+def test_emitted_law_at_temperature_zero():
+    """Every word gives the argmax chain; lowest id on ties."""
+    model = scripted(COARSE, 2)
+    law = enumerate_law(model, 2, 1, (2, 2, 2), temperature=0.0)
+    best = COARSE[0].argmax(1)
+    line = [best[1]]
+    for _ in range(3):
+        line.append(best[line[-1]])
+    for tokens in law:
+        assert list(tokens) == line[: len(tokens)]
+
+
+def greedy_draft(report):
+    """A draft that takes the argmax and reports a law of its own choosing."""
+
+    def choose(spec, variant, logits, requests, words):
+        ids = argmax_ids(logits)
+        one_hot = jax.nn.one_hot(ids, logits.shape[1], dtype=jnp.float32)
+        return ids, one_hot if report == "one_hot" else jax.nn.softmax(logits)
+
+    return SimpleNamespace(choose=choose)
+
+
+def test_a_greedy_draft_that_says_so_is_lossless(monkeypatch):
+    monkeypatch.setattr(drafting, "laws", greedy_draft("one_hot"))
+    assert distance(COARSE, 1, 1, (6, 6, 6)) < 1e-6
+
+
+def test_control_softmax_law_for_a_greedy_draft(monkeypatch):
+    monkeypatch.setattr(drafting, "laws", greedy_draft("softmax"))
+    assert distance(COARSE, 1, 1, (6, 6, 6)) > 1e-2
+
+
+def replaced_from(source):
+    """Verification whose replacements come from `source(p, q)`."""
+
+    def verify_rows(p, q, draft_ids, is_verify, accept, token, *, axis_name=None):
+        real = real_verify_rows(p, q, draft_ids, is_verify, accept, token)
+        wrong = draw(source(p, q), uniform(token))
+        fell = is_verify & ~real.accept
+        wrong = jnp.where(fell & (wrong >= 0), wrong, real.token)
+        return VerifiedRows(real.accept, wrong, real.accept_prob)
+
+    return verify_rows
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda p, q: p,
+        lambda p, q: jnp.maximum(q - p, 0.0),
+        lambda p, q: jnp.where(p > q, p, 0.0),
+    ],
+    ids=["target_row", "wrong_sign", "target_where_above"],
+)
+def test_control_wrong_replacement(source, monkeypatch):
+    monkeypatch.setattr(laws, "verify_rows", replaced_from(source))
+    assert distance(COARSE, 1, 1, (6, 6, 6)) > 1e-2
+
+
+def test_control_one_word_for_verdict_and_replacement(monkeypatch):
+    def verify_rows(p, q, draft_ids, is_verify, accept, token, *, axis_name=None):
+        return real_verify_rows(p, q, draft_ids, is_verify, accept, accept)
+
+    monkeypatch.setattr(laws, "verify_rows", verify_rows)
+    assert distance(SIXTHS, 1, 1, (6, 60, 1)) > 1e-2
+
+
+# Chi-square on a trained pair.
+SAMPLES, TOGETHER, NEW = 4096, 256, 3
+
+
+@pytest.fixture(scope="module")
+def exact_law():
+    """Prompt, and the law of its first three tokens' likely sequences."""
+    model = pair("trained")
+    prompt = arrays("qwen3_trained/trace_greedy_p0")["prompt_ids"]
+    config, params = model.spec.target, model.params["target"]
+    width, capacity = len(prompt) + NEW, 32
+
+    @quick_jit
+    def next_laws(lines, lengths):
+        batch = lines.shape[0]
+        cache = empty_cache(config, batch, capacity, jnp.dtype("float32"), False)
+        rows = dense_rows(lines, lengths, jnp.zeros((batch,), jnp.int32))
+        last = jnp.arange(batch, dtype=jnp.int32) * width + lengths - 1
+        logits, _, _ = dense.evaluate(
+            config, params, cache, capacity, rows, (), last
+        )
+        return jax.nn.softmax(logits)
+
+    # Breadth first; only branches that may fill a bin are followed.
+    found = {(): 1.0}
+    for depth in range(NEW):
+        branches = sorted(found, key=lambda t: -found[t])[:8]
+        lines = np.zeros((8, width), np.int32)
+        for row, tokens in zip(lines, branches, strict=False):
+            row[: len(prompt) + depth] = [*prompt, *tokens]
+        laws_after = np.asarray(
+            next_laws(lines, np.full(8, len(prompt) + depth, np.int32)), np.float64
+        )
+        found = {
+            (*tokens, int(t)): found[tokens] * law[t]
+            for tokens, law in zip(branches, laws_after, strict=False)
+            for t in np.flatnonzero(law * found[tokens] * SAMPLES > 1)
+        }
+    return prompt, found
+
+
+def chi_square(prompt, law):
+    """p-value of emitted first tokens against the law, rare ones together."""
+    model = pair("trained")
+    tokens = jnp.asarray(np.repeat(prompt[None], TOGETHER, 0))
+    lengths = jnp.full((TOGETHER,), len(prompt), jnp.int32)
+    sampling = dspark.SamplingParams(temperature=1.0)
+
+    def generate(params, seeds):
+        return dspark.generate_tokens(
+            model.spec, params, tokens, lengths, seeds=seeds, max_new_tokens=NEW,
+            draft_length=2, sampling=sampling,
+        ).tokens  # fmt: skip
+
+    run = quick_jit(generate)
+    counts = collections.Counter()
+    for call in range(SAMPLES // TOGETHER):
+        seeds = np.zeros((TOGETHER, 2), np.uint32)
+        seeds[:, 1] = np.arange(call * TOGETHER, (call + 1) * TOGETHER)
+        for row in np.asarray(run(model.params, seeds)):
+            counts[tuple(row.tolist())] += 1
+    bins = [line for line, mass in law.items() if mass * SAMPLES >= 5]
+    expected = [law[line] * SAMPLES for line in bins]
+    seen = [counts[line] for line in bins]
+    expected.append(SAMPLES - sum(expected))
+    seen.append(SAMPLES - sum(seen))
+    assert len(bins) >= 5 and expected[-1] >= 5
+    return stats.chisquare(seen, expected).pvalue
+
+
+def test_first_tokens_of_the_trained_pair(exact_law):
+    assert chi_square(*exact_law) > 1e-3
+
+
+def test_control_first_tokens_without_a_residual(exact_law, monkeypatch):
+    monkeypatch.setattr(laws, "verify_rows", replaced_from(lambda p, q: p))
+    assert chi_square(*exact_law) < 1e-6
