@@ -3,12 +3,9 @@
 from dspark_jax import testing as testing
 from dspark_jax.checkpoint.convert import convert as convert
 from dspark_jax.config import AttentionConfig as AttentionConfig
-from dspark_jax.config import Buckets as Buckets
 from dspark_jax.config import DecoderConfig as DecoderConfig
 from dspark_jax.config import DraftConfig as DraftConfig
-from dspark_jax.config import Fixed as Fixed
 from dspark_jax.config import RopeConfig as RopeConfig
-from dspark_jax.config import SamplingParams as SamplingParams
 from dspark_jax.decoding.generate_tokens import TokensOut as TokensOut
 from dspark_jax.decoding.generate_tokens import generate_tokens as generate_tokens
 from dspark_jax.decoding.requests import pack_requests as pack_requests
@@ -22,6 +19,9 @@ from dspark_jax.model import make_model as make_model
 from dspark_jax.results import Piece as Piece
 from dspark_jax.results import Result as Result
 from dspark_jax.results import Stats as Stats
+from dspark_jax.settings import Buckets as Buckets
+from dspark_jax.settings import Fixed as Fixed
+from dspark_jax.settings import SamplingParams as SamplingParams
 from dspark_jax.spec import Spec as Spec
 
 __version__ = "0.1.0"

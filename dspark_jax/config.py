@@ -1,4 +1,4 @@
-"""Frozen, hashable settings: what a model is, how to sample, how to schedule.
+"""Frozen, hashable settings: what a model is.
 
 Every class validates itself when it is made, so that code further in never
 re-checks. Shapes and letters follow the design notes: `H` hidden size, `V`
@@ -8,8 +8,6 @@ vocabulary, `gamma` drafted tokens per round.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable
 from typing import Any, Literal
 
 LayerKind = Literal["full", "sliding"]
@@ -17,21 +15,12 @@ RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional"]
 HeadKind = Literal["none", "vanilla", "gated", "rnn"]
 
 DTYPES = ("float32", "bfloat16", "float16")
-# At or below this a temperature means greedy: argmax, lowest id on ties.
-GREEDY_BELOW = 1e-5
 
 
-def _require(ok: bool, field: str, value: object, allowed: str) -> None:
+def require(ok: bool, field: str, value: object, allowed: str) -> None:
+    """Raises ValueError naming the field, the value and what is allowed."""
     if not ok:
         raise ValueError(f"`{field}` is {value!r}; allowed: {allowed}")
-
-
-def _is_number(value: object) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +47,12 @@ class RopeConfig:
 
     def __post_init__(self) -> None:
         kinds = ("default", "linear", "llama3", "yarn", "proportional")
-        _require(self.kind in kinds, "rope kind", self.kind, ", ".join(kinds))
-        _require(self.theta > 0, "rope theta", self.theta, "> 0")
-        _require(self.factor >= 1, "rope factor", self.factor, ">= 1")
-        _require(0 < self.partial <= 1, "rope partial", self.partial, "(0, 1]")
+        require(self.kind in kinds, "rope kind", self.kind, ", ".join(kinds))
+        require(self.theta > 0, "rope theta", self.theta, "> 0")
+        require(self.factor >= 1, "rope factor", self.factor, ">= 1")
+        require(0 < self.partial <= 1, "rope partial", self.partial, "(0, 1]")
         needs_original = self.kind in ("llama3", "yarn")
-        _require(
+        require(
             not needs_original or self.original_max_position > 0,
             "original_max_position",
             self.original_max_position,
@@ -87,14 +76,14 @@ class AttentionConfig:
     k_eq_v: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.num_kv_heads > 0, "num_kv_heads", self.num_kv_heads, "> 0")
-        _require(
+        require(self.num_kv_heads > 0, "num_kv_heads", self.num_kv_heads, "> 0")
+        require(
             self.head_dim > 0 and self.head_dim % 2 == 0,
             "head_dim",
             self.head_dim,
             "even and > 0",
         )
-        _require(
+        require(
             self.window is None or self.window > 0, "window", self.window, "> 0 or None"
         )
 
@@ -129,7 +118,7 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         names = ("llama", "qwen3", "gemma4")
-        _require(
+        require(
             self.architecture in names,
             "architecture",
             self.architecture,
@@ -137,19 +126,19 @@ class DecoderConfig:
         )
         for field in ("vocab_size", "hidden_size", "intermediate_size", "num_heads"):
             value = getattr(self, field)
-            _require(isinstance(value, int) and value > 0, field, value, "int > 0")
-        _require(self.dtype in DTYPES, "dtype", self.dtype, ", ".join(DTYPES))
+            require(isinstance(value, int) and value > 0, field, value, "int > 0")
+        require(self.dtype in DTYPES, "dtype", self.dtype, ", ".join(DTYPES))
         for kind in set(self.layer_types):
-            _require(kind in ("full", "sliding"), "layer type", kind, "full, sliding")
+            require(kind in ("full", "sliding"), "layer type", kind, "full, sliding")
             attention = self.attention(kind)
-            _require(
+            require(
                 self.num_heads % attention.num_kv_heads == 0,
                 "num_heads",
                 self.num_heads,
                 f"a multiple of {attention.num_kv_heads} key/value heads",
             )
         valid = self.valid_vocab
-        _require(
+        require(
             valid is None or 0 < valid <= self.vocab_size,
             "valid_vocab",
             valid,
@@ -158,6 +147,7 @@ class DecoderConfig:
 
     @property
     def num_layers(self) -> int:
+        """Depth."""
         return len(self.layer_types)
 
     @property
@@ -168,6 +158,7 @@ class DecoderConfig:
 
     @property
     def qk_norm(self) -> bool:
+        """Whether queries and keys are normed per head."""
         return self.architecture in ("qwen3", "gemma4")
 
     def attention(self, kind: LayerKind) -> AttentionConfig:
@@ -211,23 +202,23 @@ class DraftConfig:
 
     def __post_init__(self) -> None:
         smallest = 1 if self.sample_from_anchor else 2
-        _require(
+        require(
             self.block_size >= smallest,
             "block_size",
             self.block_size,
             f">= {smallest}",
         )
         heads = ("none", "vanilla", "gated", "rnn")
-        _require(
+        require(
             self.markov_head in heads, "markov_head", self.markov_head, ", ".join(heads)
         )
-        _require(
+        require(
             (self.markov_rank > 0) == (self.markov_head != "none"),
             "markov_rank",
             self.markov_rank,
             f"> 0 exactly when there is a Markov head (here {self.markov_head!r})",
         )
-        _require(
+        require(
             not self.confidence_with_markov
             or (self.confidence and self.markov_rank > 0),
             "confidence_with_markov",
@@ -236,7 +227,7 @@ class DraftConfig:
         )
         ids = self.target_layer_ids
         increasing = all(a < b for a, b in zip(ids, ids[1:], strict=False))
-        _require(
+        require(
             bool(ids)
             and increasing
             and ids[0] >= -1
@@ -247,14 +238,14 @@ class DraftConfig:
             "(the last layer's output is stored after the final norm)",
         )
         vocab = self.backbone.vocab_size
-        _require(
+        require(
             0 <= self.mask_token_id < vocab,
             "mask_token_id",
             self.mask_token_id,
             f"0..{vocab - 1}",
         )
         reduced = self.draft_vocab_size
-        _require(
+        require(
             reduced is None or 0 < reduced <= vocab,
             "draft_vocab_size",
             reduced,
@@ -270,135 +261,6 @@ class DraftConfig:
     def head_rows(self) -> int:
         """Rows of the draft's output head: V, or the reduced vocabulary."""
         return self.draft_vocab_size or self.backbone.vocab_size
-
-
-@dataclasses.dataclass(frozen=True)
-class SamplingParams:
-    """How one request samples. Defaults are greedy.
-
-    Filters apply in one documented order to drafter, verifier and plain
-    sampler alike: temperature, min-p, top-p (mass strictly before a token on
-    the unfiltered row), top-k (lowest id on ties), renormalise.
-
-    Args:
-      temperature: 0 (below 1e-5) is argmax, lowest id on ties.
-      top_p: in (0, 1]; 1 is off.
-      top_k: None or -1 is off; otherwise >= 1.
-      min_p: in [0, 1); keeps p >= min_p * max p; 0 is off.
-      seed: None takes fresh entropy per call; an int makes the request
-        reproducible.
-      stop_ids: token ids that end the request; None takes the model's.
-
-    Raises:
-      ValueError: a value out of range, naming the field.
-
-    Example:
-      >>> SamplingParams(temperature=0.7, top_p=0.9, seed=1).greedy
-      False
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    min_p: float = 0.0
-    seed: int | None = None
-    stop_ids: tuple[int, ...] | None = None
-    repetition_penalty: None = None
-    presence_penalty: None = None
-    frequency_penalty: None = None
-
-    def __post_init__(self) -> None:
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"`{name}` is not supported: it makes the target's law depend on "
-                    "the drafted tokens, which the verifier does not model; leave it "
-                    "out"
-                )
-        t = self.temperature
-        _require(_is_number(t) and t >= 0, "temperature", t, "a finite number >= 0")
-        p = self.top_p
-        _require(_is_number(p) and 0 < p <= 1, "top_p", p, "(0, 1]")
-        k = self.top_k
-        is_int = isinstance(k, int) and not isinstance(k, bool)
-        _require(
-            k is None or (is_int and (k == -1 or k >= 1)),
-            "top_k",
-            k,
-            "None or -1 (off), or an int >= 1",
-        )
-        _require(
-            _is_number(self.min_p) and 0 <= self.min_p < 1, "min_p", self.min_p, "[0, 1)"
-        )
-        seed = self.seed
-        _require(
-            seed is None
-            or (isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**64),
-            "seed",
-            seed,
-            "None or an int in 0..2**64-1",
-        )
-        if self.stop_ids is not None:
-            ids = tuple(self.stop_ids)
-            _require(
-                all(isinstance(i, int) and i >= 0 for i in ids),
-                "stop_ids",
-                self.stop_ids,
-                "ids >= 0",
-            )
-            object.__setattr__(self, "stop_ids", ids)
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature < GREEDY_BELOW
-
-    @property
-    def filtered(self) -> bool:
-        """Whether any filter beyond temperature is on."""
-        top_k_on = self.top_k is not None and self.top_k != -1
-        return not self.greedy and (self.top_p < 1 or top_k_on or self.min_p > 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Fixed:
-    """Policy: every round verifies the same number of drafted tokens.
-
-    `draft_length` None is the draft's gamma; 0 is plain decoding through the
-    same code.
-    """
-
-    draft_length: int | None = None
-
-    def __post_init__(self) -> None:
-        n = self.draft_length
-        ok = n is None or (isinstance(n, int) and not isinstance(n, bool) and n >= 0)
-        _require(ok, "draft_length", n, "None or an int >= 0")
-
-
-@dataclasses.dataclass(frozen=True)
-class Buckets:
-    """Sizes that programs are compiled for; anything else is padded up.
-
-    `batch` counts requests, `prefill` prompt tokens fed at once (longer
-    prompts go in chunks of the largest), `capacity` cache positions.
-    """
-
-    batch: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    prefill: tuple[int, ...] = (16, 64, 256)
-    capacity: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-
-    def __post_init__(self) -> None:
-        for field in ("batch", "prefill", "capacity"):
-            sizes = tuple(getattr(self, field))
-            ok = bool(sizes) and all(isinstance(n, int) and n > 0 for n in sizes)
-            ok = ok and all(a < b for a, b in zip(sizes, sizes[1:], strict=False))
-            _require(ok, field, sizes, "strictly increasing ints > 0")
-            object.__setattr__(self, field, sizes)
-
-    @staticmethod
-    def fit(size: int, sizes: Iterable[int]) -> int | None:
-        """The smallest bucket that holds `size`, or None."""
-        return next((n for n in sizes if n >= size), None)
 
 
 def to_json(config: Any) -> dict[str, Any]:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.config import Buckets, Fixed, SamplingParams
-from dspark_jax.decoding.batch import Batch, HostRound
+from dspark_jax.decoding.batch import Batch
 from dspark_jax.decoding.requests import pack_requests, variant_of
 from dspark_jax.decoding.words import seed_words
 from dspark_jax.errors import CacheFull
 from dspark_jax.memory import check_memory
 from dspark_jax.model import Model
 from dspark_jax.results import ChatState, Piece, Result
+from dspark_jax.settings import Buckets, Fixed, SamplingParams
 from dspark_jax.text import Tokenizer, next_turn, render_chat
 from dspark_jax.transcript import Transcript
 
@@ -93,7 +95,8 @@ def stream(
       prompts: as for `generate`.
       max_new_tokens: tokens a request may emit, >= 1.
       sampling: settings of all requests, or a list with one entry each. Default
-        greedy. With one integer seed, prompt i draws from fold(seed, i).
+        greedy. One seed for a list of prompts: prompt i draws from
+        fold(seed, i).
       draft_length: drafts verified a round, 0..gamma; None is gamma, 0 decodes
         plainly through the same code.
       policy: `Fixed(n)`, another way to say it.
@@ -148,6 +151,8 @@ def stream(
     asked: list[Prompt] = [prompts] if _is_single(prompts) else list(prompts)  # type: ignore[arg-type,list-item]
     if not asked:
         raise ValueError("`prompts` is empty; give at least one prompt")
+    if _is_single(prompts) and isinstance(sampling, SamplingParams):
+        sampling = [sampling]
     settings, seeds = _settings(sampling, len(asked))
     earlier = _states(state, len(asked), n)
     ids = [
@@ -310,14 +315,12 @@ def _settings(
         one = sampling or SamplingParams()
         seed = secrets.randbits(64) if one.seed is None else one.seed
         key = jax.random.wrap_key_data(
-            np.asarray(seed_words(seed), np.uint32), impl="threefry2x32"
+            jnp.asarray(np.asarray(seed_words(seed), np.uint32)), impl="threefry2x32"
         )
         words = [
             np.asarray(jax.random.key_data(jax.random.fold_in(key, i)))
             for i in range(count)
         ]
-        import dataclasses
-
         return [dataclasses.replace(one, seed=None)] * count, np.stack(words)
     settings = list(sampling)
     if len(settings) != count or not all(

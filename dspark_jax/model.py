@@ -200,7 +200,8 @@ def _read_draft(
         kind, found = read_config(path)
         if kind != "draft" or not isinstance(found, DraftConfig):
             raise CheckpointError(f"{path} is a {kind}; `draft` needs a draft model")
-        _, config, params = read_params(path, dtype=dtype, tables="own")
+        config = found
+        _, _, params = read_params(path, dtype=dtype, tables="own")
     config, params = fit_draft(target, config, params)
     backbone = dataclasses.replace(config.backbone, dtype=dtype)
     config = dataclasses.replace(config, backbone=backbone)

@@ -47,6 +47,7 @@ class Spec:
 
     @property
     def taps(self) -> tuple[int, ...]:
+        """Target layers whose outputs the draft reads."""
         return self.draft.target_layer_ids if self.draft else ()
 
     def bucket(self, batch: int, draft_length: int) -> int:

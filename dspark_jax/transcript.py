@@ -19,9 +19,7 @@ class Transcript:
       dropped: tokens of the last round behind a stop string.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, stops: tuple[str, ...], draft_length: int
-    ):
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], draft_length: int):
         """Starts empty; `stops` are validated here."""
         self._decoder = StreamDecoder(tokenizer)
         self._matcher = StopMatcher(stops)
@@ -37,6 +35,7 @@ class Transcript:
 
     @property
     def done(self) -> bool:
+        """Whether the request has ended."""
         return self.finish_reason is not None
 
     def take(

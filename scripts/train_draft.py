@@ -22,11 +22,12 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from training import annotate, card, data, start, step, store
 
 from dspark_jax.checkpoint.load import read_params
+from dspark_jax.checkpoint.native import read_native
 from dspark_jax.config import AttentionConfig, DecoderConfig, DraftConfig, RopeConfig
-from dspark_jax.models.params import Tree, unstack_layers
-from training import annotate, data, start, step, store
+from dspark_jax.models.params import Tree, flatten, unstack_layers
 
 logger = logging.getLogger("train_draft")
 
@@ -179,8 +180,13 @@ def run_train(options: argparse.Namespace) -> None:
     table = target["embed"]["weight"]
     frozen = {
         "embed": {"weight": table},
-        "lm_head": {"weight": jnp.take(target.get("lm_head", target["embed"])["weight"],
-                                       jnp.asarray(d2t), axis=0)},
+        "lm_head": {
+            "weight": jnp.take(
+                target.get("lm_head", target["embed"])["weight"],
+                jnp.asarray(d2t),
+                axis=0,
+            )
+        },
         "d2t": jnp.asarray(d2t),
         "scale": jnp.asarray(scale),
     }
@@ -188,9 +194,13 @@ def run_train(options: argparse.Namespace) -> None:
 
     def save() -> None:
         content = {
-            "state": state, "scale": scale, "elapsed": elapsed, "random":
-            random.bit_generator.state, "visits": annotated.visits,
-            "anchors": anchors_seen, "history": history,
+            "state": state,
+            "scale": scale,
+            "elapsed": elapsed,
+            "random": random.bit_generator.state,
+            "visits": annotated.visits,
+            "anchors": anchors_seen,
+            "history": history,
         }
         store.save_state(path, content)
 
@@ -198,8 +208,12 @@ def run_train(options: argparse.Namespace) -> None:
         got = step.held_out_figures(
             config, state.average, frozen, annotated, heat, count
         )
-        got |= {"minutes": elapsed / 60, "step": int(state.step),
-                "anchors_seen": anchors_seen, "sequences": len(annotated.ready)}
+        got |= {
+            "minutes": elapsed / 60,
+            "step": int(state.step),
+            "anchors_seen": anchors_seen,
+            "sequences": len(annotated.ready),
+        }
         logger.info("held out %s", json.dumps(got))
         history.append(got)
         return got
@@ -227,14 +241,19 @@ def run_train(options: argparse.Namespace) -> None:
             shown = " ".join(f"{k} {v:.3f}" for k, v in sorted(mean.items()))
             logger.info(
                 "%.1f min step %d anchors %d seqs %d lr %.2e cew %.2f %s",
-                elapsed / 60, int(state.step), anchors_seen, len(annotated.ready),
-                rate, ce, shown,
+                elapsed / 60,
+                int(state.step),
+                anchors_seen,
+                len(annotated.ready),
+                rate,
+                ce,
+                shown,
             )
         first = not exported and elapsed > options.first_export * 60
         if first or elapsed - marks["export"] > every["export"]:
             exported, marks["export"], marks["measure"] = True, elapsed, elapsed
-            card = json.dumps(measure(24), indent=2)
-            store.export(options.out, config, state.average, frozen, card)
+            text = json.dumps(measure(24), indent=2)
+            store.export(options.out, config, state.average, frozen, text)
             logger.info("exported to %s", options.out)
         if elapsed - marks["measure"] > every["measure"]:
             marks["measure"] = elapsed
@@ -251,10 +270,42 @@ def run_train(options: argparse.Namespace) -> None:
     logger.info("done")
 
 
+def run_card(options: argparse.Namespace) -> None:
+    """Writes the model card of the exported draft."""
+    loaded = np.load(options.data)
+    tokens, role = loaded["tokens"], loaded["role"]
+    config, params = read_native(options.out)
+    history = json.loads((options.run / "figures.json").read_text())
+    held, written = tokens[-HELD_OUT:], role[-HELD_OUT:] > 0
+    known = np.isin(held[written], np.asarray(params["d2t"]))
+    done = np.load(options.run / "features" / "done.npy")[:-HELD_OUT] == 1
+    answers = int((role[:-HELD_OUT][done] == data.ANSWER).sum())
+    leaves = flatten(params)
+    facts = {
+        "layers": config.backbone.num_layers,
+        "block": config.block_size,
+        "rank": config.markov_rank,
+        "taps": ", ".join(map(str, config.target_layer_ids)),
+        "mask": config.mask_token_id,
+        "rows": config.draft_vocab_size,
+        "coverage": float(known.mean()),
+        "parameters": sum(x.size for x in leaves.values()) / 1e6,
+        "megabytes": sum(x.nbytes for x in leaves.values()) / 1e6,
+        "answers": answers,
+        "passes": history[-1]["anchors_seen"] / answers,
+        "share": options.share,
+        "rate": options.rate,
+        "seed": SEED,
+        "held": HELD_OUT,
+        "notes": options.notes,
+    }
+    (options.out / "README.md").write_text(card.write_card(facts, history))
+
+
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("task", choices=["annotate", "train"])
+    parser.add_argument("task", choices=["annotate", "train", "card"])
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--run", type=pathlib.Path, required=True)
@@ -268,12 +319,15 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=2)
     parser.add_argument("--anchors", type=int, default=64)
     parser.add_argument("--rate", type=float, default=1.5e-3)
+    parser.add_argument("--share", type=float, default=1.0, help="card: of the cores")
+    parser.add_argument("--notes", default="", help="card: a sentence to add")
     options = parser.parse_args()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", force=True
     )
     logging.getLogger("jax").setLevel(logging.WARNING)
-    {"annotate": run_annotate, "train": run_train}[options.task](options)
+    tasks = {"annotate": run_annotate, "train": run_train, "card": run_card}
+    tasks[options.task](options)
 
 
 if __name__ == "__main__":

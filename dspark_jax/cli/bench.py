@@ -24,12 +24,12 @@ from dspark_jax.cli.common import (
     use_compile_cache,
     working,
 )
-from dspark_jax.config import SamplingParams
 from dspark_jax.evaluation.compare import Pair, Settings, compare, summarise, warm_up
 from dspark_jax.evaluation.machine import hardware, read_bandwidth, versions
 from dspark_jax.evaluation.prompts import held_out, random_prompts
 from dspark_jax.evaluation.timing import TimedPrograms, plain_step_bytes
 from dspark_jax.model import Model
+from dspark_jax.settings import SamplingParams
 
 HELD_OUT = "held-out set"
 RANDOM = "random tokens"

@@ -19,9 +19,9 @@ from dspark_jax.cli.common import (
     one_line_errors,
     use_compile_cache,
 )
-from dspark_jax.config import SamplingParams
 from dspark_jax.generate import stream
 from dspark_jax.results import Result
+from dspark_jax.settings import SamplingParams
 
 
 def generate(

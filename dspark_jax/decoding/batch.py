@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.config import Buckets
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import Requests, Variant
 from dspark_jax.decoding.state import RUNNING, STOP, DecodeState, new_counters
 from dspark_jax.models.attention import block_fits, slots_for
 from dspark_jax.models.params import Tree
+from dspark_jax.settings import Buckets
 from dspark_jax.spec import Spec
 
 
@@ -62,7 +62,7 @@ class Batch:
     ):
         """Reserves the caches for `count` requests of the batch bucket."""
         self._spec, self._params, self._programs = spec, params, programs
-        self._requests, self._variant, self._logprobs = requests, variant, logprobs
+        self.resettle(requests, variant, logprobs)
         self.count = count
         self.draft_length = draft_length
         self.size = requests.temperature.shape[0]
@@ -74,7 +74,9 @@ class Batch:
 
     def resettle(self, requests: Requests, variant: Variant, logprobs: bool) -> None:
         """New settings for the next turn of the same requests."""
-        self._requests, self._variant, self._logprobs = requests, variant, logprobs
+        self._requests = requests
+        self._variant: Variant = variant
+        self._logprobs = logprobs
 
     def reserve(self, capacity: int) -> None:
         """Makes room for `capacity` positions a request, if there is less."""
@@ -194,6 +196,12 @@ class Batch:
         *arrays, scores = jax.device_get((*wanted, scores))
         emitted, counts, kept, finish = (x[: self.count].tolist() for x in arrays)
         rows = [row[:count] for row, count in zip(emitted, counts, strict=True)]
+        broken = [i for i, row in enumerate(rows) if row and min(row) < 0]
+        if broken:
+            raise ValueError(
+                f"requests {broken} got logits without a finite maximum (NaN, inf, or "
+                "every token excluded); check the weights and the filters"
+            )
         for known, row in zip(self.tokens, rows, strict=True):
             known.extend(row)
         self.finish = finish

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.config import Buckets, SamplingParams
 from dspark_jax.decoding.prefill import begin, feed
 from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import Requests, Variant, pack_requests, variant_of
@@ -21,6 +20,7 @@ from dspark_jax.decoding.state import RUNNING, Counters, DecodeState, new_state
 from dspark_jax.decoding.words import fold_seeds, round_words
 from dspark_jax.models.attention import block_fits, slots_for
 from dspark_jax.models.params import Tree, is_listed
+from dspark_jax.settings import Buckets, SamplingParams
 from dspark_jax.spec import Spec
 
 
@@ -212,7 +212,8 @@ def _feed_all(
     def step(carry: tuple, at: jax.Array):
         part = jax.lax.dynamic_slice_in_dim(tokens, at, chunk, axis=1)
         count = jnp.clip(lengths - at, 0, chunk)
-        return feed(spec, params, *carry, part, count), None
+        state, logits = carry
+        return feed(spec, params, state, logits, part, count), None
 
     starts = jnp.arange(chunks, dtype=jnp.int32) * chunk
     (state, logits), _ = jax.lax.scan(step, (state, logits), starts)

@@ -28,7 +28,7 @@ def over_vocabulary(
     op: Callable[..., Any],
     split: Sequence[jax.Array],
     whole: Sequence[jax.Array],
-    split_out: Any,
+    split_out: bool,
 ) -> Any:
     """Calls `op(*split, *whole, axis_name=...)`, split over the vocabulary.
 
@@ -37,7 +37,7 @@ def over_vocabulary(
       op: a row-wise op of `pallas_kernels`.
       split: arrays [R, V].
       whole: arrays [R].
-      split_out: a bool in the structure of the result: True for [R, V].
+      split_out: True when the result is [R, V], False when every part is [R].
     """
     mesh = spec.mesh
     rows, vocab = split[0].shape
@@ -51,7 +51,7 @@ def over_vocabulary(
         functools.partial(op, axis_name="tensor"),
         mesh=mesh,
         in_specs=(*[by_vocab for _ in split], *[by_row for _ in whole]),
-        out_specs=jax.tree.map(lambda wide: by_vocab if wide else by_row, split_out),
+        out_specs=by_vocab if split_out else by_row,
         check_vma=False,
     )
     return mapped(*split, *whole)
@@ -153,7 +153,7 @@ def verify(
             verify_greedy,
             [logits],
             [draft_ids, is_verify],
-            VerifiedRows(False, False, False),
+            False,
         )
     if draft_probs is None:
         draft_probs = jnp.zeros_like(logits)
@@ -163,7 +163,7 @@ def verify(
         verify_rows,
         [probs, draft_probs],
         [draft_ids, is_verify, accept_words, token_words],
-        VerifiedRows(False, False, False),
+        False,
     )
 
 

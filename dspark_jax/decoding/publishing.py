@@ -90,9 +90,7 @@ def settle(
         finish=finish,
         counters=_count(state.counters, out, active, n, cached),
     )
-    return state, RoundOut(
-        out.emitted, out.n_emitted, out.n_kept_drafts, finish, None
-    )
+    return state, RoundOut(out.emitted, out.n_emitted, out.n_kept_drafts, finish, None)
 
 
 def _count(

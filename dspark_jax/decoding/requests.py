@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.config import SamplingParams
 from dspark_jax.decoding.words import seed_words
+from dspark_jax.settings import SamplingParams
 
 # What a compiled program can do: argmax only; softmax; softmax and filters.
 Variant = Literal["greedy", "sampled", "filtered"]

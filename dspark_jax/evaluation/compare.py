@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dspark_jax.config import Buckets, SamplingParams
 from dspark_jax.generate import stream
 from dspark_jax.model import Model
 from dspark_jax.results import Piece, Result
+from dspark_jax.settings import Buckets, SamplingParams
 from dspark_jax.text import render_chat
 
 Listener = Callable[[Piece], None]

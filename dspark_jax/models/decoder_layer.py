@@ -6,7 +6,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from dspark_jax.config import DecoderConfig, LayerKind
@@ -87,7 +86,11 @@ class DecoderLayer(nnx.Module):
     def __init__(self, config: DecoderConfig, kind: LayerKind):
         """Declares the layer's parameters."""
         geometry = config.attention(kind)
-        hidden, inner, dtype = config.hidden_size, config.intermediate_size, config.dtype
+        hidden, inner, dtype = (
+            config.hidden_size,
+            config.intermediate_size,
+            config.dtype,
+        )
         d, bias, eps = geometry.head_dim, config.attention_bias, config.rms_norm_eps
         q_dim, kv_dim = config.num_heads * d, geometry.num_kv_heads * d
         gemma = config.architecture == "gemma4"

@@ -38,7 +38,7 @@ class _Ends(nnx.Module):
             self.lm_head = Table(v, h, ("vocab", "embed"), dtype)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def declaration(config: DecoderConfig) -> tuple[Tree, Tree]:
     """(shapes, axes) of all parameters, layers stacked by kind."""
     _, shapes, axes = build(lambda: _Ends(config))
@@ -81,7 +81,9 @@ def head_table(params: Tree) -> jax.Array:
     return params["lm_head" if "lm_head" in params else "embed"]["weight"]
 
 
-def head_logits(config: DecoderConfig, hidden: jax.Array, table: jax.Array) -> jax.Array:
+def head_logits(
+    config: DecoderConfig, hidden: jax.Array, table: jax.Array
+) -> jax.Array:
     """float32[R, V] from normed hidden rows; ids that do not exist are -inf."""
     logits = softcap(matmul(hidden, table), config.logit_softcap)
     if config.valid_vocab is None or config.valid_vocab == logits.shape[-1]:
@@ -117,9 +119,7 @@ def evaluate(
       pending: the block's own keys and values, `[B, K, T, d]` a layer.
     """
     x = embed_rows(config, params["embed"]["weight"], rows.token)
-    views = {
-        kind: block_view(config, kind, rows, capacity) for kind in config.kinds
-    }
+    views = {kind: block_view(config, kind, rows, capacity) for kind in config.kinds}
     x, tapped, pending = run_layers(config, params["layers"], x, views, cache, taps)
     features = (
         jnp.concatenate(tapped, axis=-1)
@@ -133,7 +133,7 @@ def evaluate(
     return logits, features, pending
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def norm_graph(config: DecoderConfig) -> nnx.GraphDef:
     """Graph definition of a norm of the residual stream."""
     return build(lambda: Norm(config.hidden_size, config.rms_norm_eps, config.dtype))[0]

@@ -48,6 +48,7 @@ class Rows:
 
     @property
     def batch(self) -> int:
+        """B, the number of requests."""
         return self.start.shape[0]
 
     def block_positions(self) -> jax.Array:

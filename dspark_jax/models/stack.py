@@ -15,8 +15,7 @@ from dspark_jax.models.kv_cache import Cache
 from dspark_jax.models.params import Tree, build, is_listed, layer_at
 
 
-
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def layer_declaration(config: DecoderConfig, kind: LayerKind):
     """(graphdef, shapes, axes) of one layer of `kind`; see `params.build`."""
     return build(lambda: DecoderLayer(config, kind))
@@ -96,6 +95,8 @@ def _scan(
         return out, (out if taps else None, k, v)
 
     store = cache[kind]
-    last, (outputs, k, v) = jax.lax.scan(step, x, (layers[kind], store["k"], store["v"]))
-    tapped = [x if tap == -1 else outputs[tap] for tap in taps]
+    last, (outputs, k, v) = jax.lax.scan(
+        step, x, (layers[kind], store["k"], store["v"])
+    )
+    tapped = [x if tap == -1 or outputs is None else outputs[tap] for tap in taps]
     return last, tapped, {kind: {"k": k, "v": v}}

@@ -51,9 +51,7 @@ def head_loss(
       (sum of weighted terms, ce float32[R], l1 float32[R]); the gradient flows
       from the sum to `hidden`, `embedded` and `w2` only.
     """
-    return _forward(
-        hidden, embedded, head, w2, ids, probs, ce_weights, l1_weights
-    )[0]
+    return _forward(hidden, embedded, head, w2, ids, probs, ce_weights, l1_weights)[0]
 
 
 def _forward(hidden, embedded, head, w2, ids, probs, ce_weights, l1_weights):

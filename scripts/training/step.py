@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from training.head import head_loss
 
 from dspark_jax.config import DraftConfig
 from dspark_jax.models.draft import backbone
@@ -16,7 +17,6 @@ from dspark_jax.models.params import Tree, flatten, unflatten
 from dspark_jax.training import losses
 from dspark_jax.training.anchors import block_labels, previous_tokens
 from dspark_jax.training.forward import BlockOutputs, block_hidden, teacher_forced
-from training.head import head_loss
 
 OPTIMISER = optax.chain(
     optax.clip_by_global_norm(1.0), optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-8)

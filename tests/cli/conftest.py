@@ -1,5 +1,6 @@
 """A tiny Llama on disk, in the published layout, with a draft in ours."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +12,9 @@ from typer.testing import CliRunner
 
 from dspark_jax.checkpoint.names import HF, declared_shapes, expected
 from dspark_jax.checkpoint.native import write_native
+from dspark_jax.cli import common
 from dspark_jax.cli.main import app
+from dspark_jax.model import load
 from dspark_jax.models.params import flatten
 from dspark_jax.testing import tiny_config, tiny_draft_config, tiny_model
 from dspark_jax.text import load_tokenizer
@@ -55,6 +58,13 @@ def tiny(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.fixture(scope="session")
+def load_once():
+    """Models are shared by the tests, and so are their compiled programs."""
+    return functools.lru_cache(load)
+
+
 @pytest.fixture
-def run():
+def run(monkeypatch, load_once):
+    monkeypatch.setattr(common, "load", load_once)
     return lambda *args: CliRunner().invoke(app, [str(arg) for arg in args])

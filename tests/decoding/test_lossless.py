@@ -216,12 +216,12 @@ def greedy_draft(report):
 
 def test_a_greedy_draft_that_says_so_is_lossless(monkeypatch):
     monkeypatch.setattr(drafting, "laws", greedy_draft("one_hot"))
-    assert distance(COARSE, 1, 1, (6, 6, 6)) < 1e-6
+    assert distance(COARSE, 1, 1, (6, 6, 60)) < 1e-6
 
 
 def test_control_softmax_law_for_a_greedy_draft(monkeypatch):
     monkeypatch.setattr(drafting, "laws", greedy_draft("softmax"))
-    assert distance(COARSE, 1, 1, (6, 6, 6)) > 1e-2
+    assert distance(COARSE, 1, 1, (6, 6, 60)) > 1e-2
 
 
 def replaced_from(source):
@@ -329,10 +329,12 @@ def chi_square(prompt, law):
     return stats.chisquare(seen, expected).pvalue
 
 
+@pytest.mark.slow
 def test_first_tokens_of_the_trained_pair(exact_law):
     assert chi_square(*exact_law) > 1e-3
 
 
+@pytest.mark.slow
 def test_control_first_tokens_without_a_residual(exact_law, monkeypatch):
     monkeypatch.setattr(laws, "verify_rows", replaced_from(lambda p, q: p))
-    assert chi_square(*exact_law) < 1e-6
+    assert chi_square(*exact_law) < 1e-3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dspark_jax as dspark
-from dspark_jax.config import Buckets
+from dspark_jax.settings import Buckets
 from dspark_jax.testing import tiny_config, tiny_draft_config, tiny_model
 
 

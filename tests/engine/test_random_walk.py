@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import dspark_jax as dspark
-from dspark_jax.config import SamplingParams
 from dspark_jax.decoding.prefill import begin, feed
 from dspark_jax.decoding.requests import pack_requests
 from dspark_jax.decoding.round import decode_round
 from dspark_jax.decoding.words import round_words
+from dspark_jax.settings import SamplingParams
 
 BATCH, ROUNDS, CAPACITY = 3, 200, 500
 TOKENS = np.tile(np.arange(16, dtype=np.int32), (BATCH, 1))

@@ -49,13 +49,12 @@ def test_fr48_load_places_shards(data_dir, name):
     )
     whole = check_places(model, mesh, at_least=8)
     assert {key[1:] for key in whole} <= WHOLE
-    plain = dspark.load(
-        data_dir / name / "target", draft if draft.exists() else None
-    ).params["target"]
-    for key in (("embed", "weight"), ("lm_head", "weight")):
-        np.testing.assert_array_equal(
-            flatten(model.params["target"])[key], flatten(plain)[key]
-        )
+    plain = dspark.load(data_dir / name / "target", draft=None).params["target"]
+    for key in flatten(plain):
+        if "layers" not in key:
+            np.testing.assert_array_equal(
+                flatten(model.params["target"])[key], flatten(plain)[key]
+            )
 
 
 def test_fr48_a_weight_that_stayed_whole_is_listed():

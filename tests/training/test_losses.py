@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dspark_jax.config import (
-    AttentionConfig,
-    DecoderConfig,
-    DraftConfig,
-    RopeConfig,
-)
+from dspark_jax.config import AttentionConfig, DecoderConfig, DraftConfig, RopeConfig
 from dspark_jax.models import params as trees
 from dspark_jax.models.draft import backbone
 from dspark_jax.training import losses
@@ -146,9 +141,7 @@ class Case:
         terms = losses.dense_terms(
             outputs.logits, target.reshape(outputs.logits.shape), labels
         )
-        loss, parts = losses.total(
-            terms, outputs.confidence, supervised, loss_config
-        )
+        loss, parts = losses.total(terms, outputs.confidence, supervised, loss_config)
         return loss, (outputs, terms, parts, labels, supervised)
 
 
@@ -206,9 +199,7 @@ def test_gradients(case):
 def test_fr26_confidence_loss_alone_moves_nothing_else(detach):
     case = Case("vanilla")
     only = losses.LossConfig(0.0, 0.0, 1.0, 4.0, detach_confidence=detach)
-    grads = trees.flatten(
-        jax.grad(lambda p: case.forward(p, only)[0])(case.params)
-    )
+    grads = trees.flatten(jax.grad(lambda p: case.forward(p, only)[0])(case.params))
     moved = {path for path, g in grads.items() if np.abs(np.asarray(g)).max() > 0}
     confidence = {path for path in grads if path[0] == "confidence"}
     assert (moved == confidence) == detach

@@ -48,12 +48,12 @@ class _Ends(nnx.Module):
             self.lm_head = Table(config.head_rows, h, ("vocab", "embed"), dtype)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _ends(config: DraftConfig):
     return build(lambda: _Ends(config))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def declaration(config: DraftConfig) -> tuple[Tree, Tree]:
     """(shapes, axes) of a draft's parameters, layers stacked by kind.
 
