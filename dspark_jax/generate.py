@@ -233,8 +233,7 @@ def _run_group(
         batch.resettle(requests, variant, logprobs)
         batch.reserve(room)
     out = batch.start(ids, [budget] * count)
-    began, compiled = time.perf_counter(), model.programs.seconds
-    prefilled = True
+    spent, prefilled = 0.0, True
     while True:
         halt = []
         for row, transcript in enumerate(transcripts):
@@ -249,16 +248,17 @@ def _run_group(
             if transcript.done:
                 total = len(batch.tokens[row])
                 batch.truncate(row, total - transcript.dropped)
-                result = _result(
-                    transcript, batch, row, began, compiled, before, model, logprobs
-                )
+                result = _result(transcript, batch, row, spent, before, model, logprobs)
                 reason = transcript.finish_reason
                 yield Piece(first + row, piece, transcript.fresh, reason, result)
             elif piece or transcript.fresh:
                 yield Piece(first + row, piece, transcript.fresh)
         if all(t.done for t in transcripts):
             return
+        # What the caller does between pieces is not decoding.
+        began, compiled = time.perf_counter(), model.programs.seconds
         out = batch.step(halt)
+        spent += time.perf_counter() - began - (model.programs.seconds - compiled)
         prefilled = False
 
 
@@ -266,16 +266,14 @@ def _result(
     transcript: Transcript,
     batch: Batch,
     row: int,
-    began: float,
-    compiled: float,
+    seconds: float,
     before: float,
     model: Model,
     logprobs: bool,
 ) -> Result:
     programs = model.programs
-    spent = time.perf_counter() - began - (programs.seconds - compiled)
     stats = transcript.stats(
-        seconds=spent,
+        seconds=seconds,
         compile_seconds=programs.seconds - before,
         programs=programs.count,
     )

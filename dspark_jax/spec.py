@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from dspark_jax.config import DecoderConfig, DraftConfig
@@ -111,12 +112,28 @@ def share_tables(draft: DraftConfig, draft_params: Tree, target_params: Tree) ->
     if draft.own_head or draft.draft_vocab_size is None:
         return draft_params
     table = dense.head_table(target_params)
-    rows = jnp.take(table, draft_params["d2t"], axis=0, mode="clip")
-    return {**draft_params, "lm_head": {"weight": rows}}
+    shape = (draft.head_rows, table.shape[1])
+
+    def take(table: jax.Array, ids: jax.Array) -> jax.Array:
+        return jnp.take(table, ids, axis=0, mode="clip")
+
+    place = None if isinstance(table, Tracer) else getattr(table, "sharding", None)
+    if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh):
+        # Left to itself, the result would lie whole on every device.
+        take = jax.jit(take, out_shardings=_head_place(shape, place.mesh))
+    return {**draft_params, "lm_head": {"weight": take(table, draft_params["d2t"])}}
+
+
+def _head_place(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, partition(("vocab", "embed"), shape, mesh, {}))
 
 
 def param_shardings(spec: Spec) -> Tree:
-    """`NamedSharding`s for `{"target": ..., "draft": ...}`; needs a mesh."""
+    """`NamedSharding`s for `{"target": ..., "draft": ...}`; needs a mesh.
+
+    Layers are stacked; a draft that shares rows of the target's head has a place
+    for them too, see `share_tables`.
+    """
     if spec.mesh is None:
         raise ValueError("`mesh` is None; shardings need a mesh")
     shapes, axes = dense.declaration(spec.target)
@@ -126,4 +143,7 @@ def param_shardings(spec: Spec) -> Tree:
         shapes, axes = backbone.declaration(spec.draft)
         counts = dense.unit_counts(spec.draft.backbone)
         tree["draft"] = shardings(shapes, axes, spec.mesh, counts)
+        if spec.draft.draft_vocab_size is not None and not spec.draft.own_head:
+            rows = (spec.draft.head_rows, spec.draft.backbone.hidden_size)
+            tree["draft"]["lm_head"] = {"weight": _head_place(rows, spec.mesh)}
     return tree

@@ -44,6 +44,7 @@ PLANNED = (
 )
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Modules that a file imports, at any depth; relative ones are refused."""
     found = set()

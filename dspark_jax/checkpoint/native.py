@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from dspark_jax.config import DraftConfig, draft_from_json, to_json
 from dspark_jax.errors import CheckpointError
@@ -70,7 +70,7 @@ def write_native(folder: str | Path, config: DraftConfig, params: Tree) -> None:
     staging.mkdir(parents=True)
     try:
         flat = {".".join(p): np.asarray(x) for p, x in flatten(params).items()}
-        save_file(flat, staging / "model.safetensors")
+        (staging / "model.safetensors").write_bytes(save(flat))
         header = {"format": FORMAT, "version": VERSION, "draft": to_json(config)}
         text = json.dumps(header, indent=2, sort_keys=True)
         (staging / "config.json").write_text(text + "\n")

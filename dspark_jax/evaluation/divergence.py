@@ -108,8 +108,8 @@ def top2_margins(
     batch, width = tokens.shape
     stacked = not any(is_listed(x) for x in params["target"]["layers"].values())
     dtype = jnp.dtype(spec.cache_dtype)
-    # A cache of the width is more than the empty one needed; its slots hold any
-    # block that begins at 0.
+    # Everything is in the block. The cache stays empty, but has to hold the tiles
+    # that the block touches.
     cache = empty_cache(spec.target, batch, width, dtype, stacked)
     rows = dense_rows(tokens, lengths, jnp.zeros((batch,), jnp.int32))
     logits, _, _ = dense.evaluate(spec.target, params["target"], cache, width, rows)

@@ -65,9 +65,7 @@ def test_fr10_rejected_stop_id_does_not_stop():
         variant="greedy", capacity=16,
     )  # fmt: skip
     assert state.proposal.ids.tolist() == [[end, 6, 0]]
-    state, out = quick_round(
-        *model_args, state, requests, no_words(1, 3), 3, "greedy"
-    )
+    state, out = quick_round(*model_args, state, requests, no_words(1, 3), 3, "greedy")
     assert out.emitted.tolist() == [[9, -1, -1, -1]]
     assert int(out.finish[0]) == RUNNING and int(out.n_kept[0]) == 0
     assert int(state.anchor[0]) == 9

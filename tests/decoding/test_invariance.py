@@ -59,20 +59,25 @@ def oracle(lines, spoil_every):
         ids = jnp.take_along_axis(jnp.asarray(lines), jnp.clip(at, 0, NEW - 1), 1)
         row = jnp.arange(len(PROMPTS), dtype=jnp.int32)[:, None]
         ids = jnp.where((at + row) % spoil_every == 0, ids + 1, ids) % 256
-        return Proposal(
-            ids, None, jnp.zeros(ids.shape, jnp.float32), state.length + 1
-        )
+        return Proposal(ids, None, jnp.zeros(ids.shape, jnp.float32), state.length + 1)
 
     return draft_next
 
 
 ORACLE_CASES = [
     *[("qwen3", n) for n in range(1, GAMMA + 1)],
-    *[(name, n) for name in ("llama", "gemma4") for n in (1, GAMMA)],
+    ("llama", GAMMA),
+    ("gemma4", 1),
+    ("gemma4", GAMMA),
     *[
-        pytest.param(name, n, marks=pytest.mark.slow)
-        for name in ("llama", "gemma4")
-        for n in (2, 3)
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("llama", 1),
+            ("llama", 2),
+            ("llama", 3),
+            ("gemma4", 2),
+            ("gemma4", 3),
+        )
     ],
 ]
 
@@ -87,7 +92,7 @@ def test_fr23_every_depth_equals_plain(architecture, n, monkeypatch):
     out = greedy(model, *right_padded(PROMPTS), n)
     assert (out.tokens == lines).all()
     kept, proposed = out.counters.kept.sum(0), out.counters.proposed.sum(0)
-    assert (kept > 0).all() and (kept < proposed).all()
+    assert (kept > 0).all() and kept.sum() < proposed.sum()
 
 
 HEADS = {
@@ -103,16 +108,29 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("batch", [4, 1])
-@pytest.mark.parametrize("case", HEADS)
-def test_real_drafts_equal_plain(case, batch, request):
-    if batch == 1 and case not in ("vanilla", "gemma4"):
-        request.applymarker(pytest.mark.slow)
+# Those that the recorded traces or the depths above cover as well are slow.
+FAST = {
+    4: ("vanilla", "anchor_row_dropped", "reduced_vocabulary", "sliding_draft"),
+    1: ("vanilla",),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "batch"),
+    [
+        pytest.param(case, batch, marks=() if case in FAST[batch] else pytest.mark.slow)
+        for batch in FAST
+        for case in HEADS
+    ],
+)
+def test_real_drafts_equal_plain(case, batch):
     architecture, options = HEADS[case]
     model = tiny(architecture, **options)
     tokens, lengths = right_padded(PROMPTS)
     if batch == 4:
-        assert (greedy(model, tokens, lengths, GAMMA).tokens == plain(architecture)).all()
+        assert (
+            greedy(model, tokens, lengths, GAMMA).tokens == plain(architecture)
+        ).all()
         return
     out = greedy(model, tokens[1:2], lengths[1:2], GAMMA)
     assert (out.tokens == plain(architecture)[1:2]).all()
@@ -149,7 +167,9 @@ MIXED = [
     dspark.SamplingParams(stop_ids=()),
     dspark.SamplingParams(temperature=1.0, seed=1, stop_ids=()),
     dspark.SamplingParams(temperature=0.7, top_p=0.9, seed=2, stop_ids=()),
-    dspark.SamplingParams(temperature=1.3, top_k=5, min_p=0.05, seed=2**40, stop_ids=()),
+    dspark.SamplingParams(
+        temperature=1.3, top_k=5, min_p=0.05, seed=2**40, stop_ids=()
+    ),
 ]
 
 
@@ -185,9 +205,7 @@ def test_batch_order_does_not_matter(mixed):
     def pick(tree):
         return jax.tree.map(lambda x: x[order], tree)
 
-    assert_same(
-        mixed(tokens[order], lengths[order], pick(requests)), pick(straight)
-    )
+    assert_same(mixed(tokens[order], lengths[order], pick(requests)), pick(straight))
     # The rows are different requests with different results.
     assert len({tuple(row) for row in straight.tokens.tolist()}) == len(PROMPTS)
 
@@ -203,9 +221,13 @@ def test_fr34_padding_content_does_not_matter(mixed):
     # Control: real tokens do matter.
     changed = jnp.asarray(tokens).at[:, 0].add(1)
     assert (
-        mixed(changed, lengths, requests).tokens
-        != mixed(tokens, lengths, requests).tokens
-    ).any(axis=1).all()
+        (
+            mixed(changed, lengths, requests).tokens
+            != mixed(tokens, lengths, requests).tokens
+        )
+        .any(axis=1)
+        .all()
+    )
 
 
 def test_fr34_positions_of_short_and_long_rows(monkeypatch):
@@ -292,9 +314,9 @@ def test_fr17_bfloat16_differs_at_near_ties_only(record_property):
     lines, ends = right_padded(
         [[*p, *row] for p, row in zip(FR17_PROMPTS, base.tolist(), strict=True)]
     )
-    margins = quick_jit(
-        lambda params, *line: top2_margins(model.spec, params, *line)
-    )(model.params, lines, ends)
+    margins = quick_jit(lambda params, *line: top2_margins(model.spec, params, *line))(
+        model.params, lines, ends
+    )
     for n in (1, 4, 8):
         out = greedy(model, tokens, lengths, n, new=200).tokens
         for row, prompt in enumerate(FR17_PROMPTS):

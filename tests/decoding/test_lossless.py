@@ -153,9 +153,7 @@ def completed(law, target, length):
     """`law` with shorter sequences continued by the target, as an array."""
     out = np.zeros((len(target),) * length)
     for tokens, mass in law.items():
-        for tail in itertools.product(
-            range(len(target)), repeat=length - len(tokens)
-        ):
+        for tail in itertools.product(range(len(target)), repeat=length - len(tokens)):
             line = [*tokens, *tail]
             share = mass
             for at in range(len(tokens), length):
@@ -277,9 +275,7 @@ def exact_law():
         cache = empty_cache(config, batch, capacity, jnp.dtype("float32"), False)
         rows = dense_rows(lines, lengths, jnp.zeros((batch,), jnp.int32))
         last = jnp.arange(batch, dtype=jnp.int32) * width + lengths - 1
-        logits, _, _ = dense.evaluate(
-            config, params, cache, capacity, rows, (), last
-        )
+        logits, _, _ = dense.evaluate(config, params, cache, capacity, rows, (), last)
         return jax.nn.softmax(logits)
 
     # Breadth first; only branches that may fill a bin are followed.

@@ -96,9 +96,7 @@ def test_a_spoilt_draft_is_kept_up_to_there(model, requests, plain, begun, spoil
     assert (emitted == plain[:, 1 : spoilt + 2]).all()
 
 
-def test_two_blocks_with_one_accepted_prefix_go_on_alike(
-    model, requests, plain, begun
-):
+def test_two_blocks_with_one_accepted_prefix_go_on_alike(model, requests, plain, begun):
     """What was rejected leaves no trace in what follows."""
     state, _ = begun
     ends = []
@@ -136,9 +134,7 @@ def test_drafts_depend_on_anchor_context_and_positions(model):
         cache = empty_cache(
             config.backbone, count, CAPACITY, jnp.dtype("float32"), False
         )
-        rows = dense_rows(
-            jnp.zeros((count, length), jnp.int32), start + length, start
-        )
+        rows = dense_rows(jnp.zeros((count, length), jnp.int32), start + length, start)
         flat = features.reshape(count * length, -1)
         cache = backbone.inject(config, params["draft"], cache, flat, rows)
         words = jnp.zeros((count, config.gamma), jnp.uint32)

@@ -71,9 +71,7 @@ def batch_arguments(name):
 def rounds_of(name):
     _, tokens, lengths, requests, limits = batch_arguments(name)
     capacity, gamma = tokens.shape[1] + max(limits), pair(name).spec.gamma
-    return greedy_rounds(
-        pair(name), tokens, lengths, limits, requests, gamma, capacity
-    )
+    return greedy_rounds(pair(name), tokens, lengths, limits, requests, gamma, capacity)
 
 
 def rounds_within(trace, limit):

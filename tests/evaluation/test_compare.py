@@ -62,6 +62,7 @@ def test_summary_adds_times_before_dividing():
     assert total.identical == 2
 
 
+@pytest.mark.slow
 def test_turns_alternate_and_pieces_are_heard():
     model, heard = tiny_model(), []
     prompts = {"a": ["xy", "yx"], "b": ["zz"]}

@@ -40,9 +40,7 @@ def _draft(spec, params, features, anchor, start, forced):
         wanted = words.astype(jnp.int32)
         return jnp.where(wanted > 0, wanted - 1, argmax_ids(logits)), None
 
-    hidden = backbone.block_hidden(
-        config, draft, target, cache, CONTEXT, anchor, start
-    )
+    hidden = backbone.block_hidden(config, draft, target, cache, CONTEXT, anchor, start)
     flat = hidden.reshape(-1, hidden.shape[-1])
     base = backbone.base_logits(config, draft, target, flat)
     proposal, corrected = propose(

@@ -19,14 +19,8 @@ def make_mesh(data: int, tensor: int) -> jax.sharding.Mesh:
 def on_mesh(model: dspark.Model, mesh: jax.sharding.Mesh) -> dspark.Model:
     """The same model with every weight where its declaration puts it."""
     spec = dataclasses.replace(model.spec, mesh=mesh)
-    places = param_shardings(spec)
-    draft = model.params.get("draft", {})
-    if "lm_head" in draft and "lm_head" not in places["draft"]:
-        # The gathered rows of the target's head, see `share_tables`.
-        places["draft"]["lm_head"] = places["draft"]["markov"]["w2"]
-    return dspark.make_model(
-        spec, jax.device_put(model.params, places), model.tokenizer
-    )
+    params = jax.device_put(model.params, param_shardings(spec))
+    return dspark.make_model(spec, params, model.tokenizer)
 
 
 @functools.cache

@@ -74,7 +74,7 @@ def check(shape, kv_heads=8, reduced=None, draft_length=2):
         kept = np.asarray(out.counters.kept).sum(1)
         # Some drafts stood and some fell.
         assert kept[2:].min() >= 1
-        assert (np.asarray(out.counters.rounds)[2:] > NEW / 3).all()
+        assert (kept[2:] < draft_length * np.asarray(out.counters.rounds)[2:]).any()
 
 
 def test_fr08_two_by_four_with_a_draft():
@@ -87,9 +87,8 @@ def test_fr08_other_meshes_with_a_draft(shape):
     check(shape)
 
 
-@pytest.mark.parametrize(
-    "shape", [(1, 8), pytest.param((8, 1), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(2, 4), (1, 8), (8, 1)])
 def test_target_only(shape):
     check(shape, draft_length=0)
 
@@ -114,10 +113,10 @@ def test_a_reduced_draft_vocabulary(reduced):
 
 def test_other_seeds_give_other_tokens():
     # Control: equality above is no accident of flat or peaked rows.
-    expected, _ = reference(8, None, 0)
+    expected, _ = reference(8, None, 2)
     tokens, lengths, requests = arguments()
     requests = dataclasses.replace(requests, seeds=requests.seeds + np.uint32(1))
     model = one_device(8, None)
-    out, _ = run(model.spec, model.params, tokens, lengths, requests, 0)
+    out, _ = run(model.spec, model.params, tokens, lengths, requests, 2)
     same = np.asarray(out.tokens == expected.tokens).all(axis=1)
     assert same.tolist() == [True] * 2 + [False] * 6

@@ -67,6 +67,22 @@ def test_fr48_a_weight_that_stayed_whole_is_listed():
         check_places(dspark.make_model(spec, everywhere), mesh, at_least=1)
 
 
+@pytest.mark.parametrize("reduced, axis", [(40, "tensor"), (41, None)])
+def test_fr48_shared_rows_of_the_head_are_split(reduced, axis):
+    mesh = make_mesh(2, 4)
+    model = one_device(8, reduced)
+    spec = dspark.Spec(model.spec.target, model.spec.draft, mesh)
+    places = param_shardings(spec)
+    shared = places["draft"].pop("lm_head")["weight"]
+    draft = {k: v for k, v in model.params["draft"].items() if k != "lm_head"}
+    # `make_model` gathers the rows from the placed head.
+    params = jax.device_put({"target": model.params["target"], "draft": draft}, places)
+    rows = dspark.make_model(spec, params).params["draft"]["lm_head"]["weight"]
+    assert rows.sharding.is_equivalent_to(shared, 2)
+    assert (*rows.sharding.spec, None)[0] == axis
+    np.testing.assert_array_equal(rows, model.params["draft"]["lm_head"]["weight"])
+
+
 @pytest.mark.parametrize("shape", [(2, 4), (1, 8), (8, 1)])
 def test_declared_places_of_every_architecture(shape):
     mesh = make_mesh(*shape)
