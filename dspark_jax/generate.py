@@ -196,7 +196,7 @@ def _run(
             budget,
             logprobs,
             transcripts[part],
-            earlier[0].batch if earlier else None,
+            earlier[first].batch if earlier else None,
             first,
         )
 
@@ -283,7 +283,7 @@ def _result(
         finish_reason=transcript.finish_reason or "length",
         logprobs=transcript.logprobs if logprobs else None,
         stats=stats,
-        state=ChatState(batch, row),
+        state=ChatState(batch, row, batch.turn),
     )
 
 
@@ -338,20 +338,29 @@ def _states(
     if state is None:
         return None
     states = [state] if isinstance(state, ChatState) else list(state)
-    batch = states[0].batch if states else None
-    rows = [one.row for one in states]
-    together = all(one.batch is batch for one in states)
-    if batch is None or not together or rows != list(range(batch.count)):
+    largest = Buckets().batch[-1]
+    for first in range(0, len(states), largest):
+        group = states[first : first + largest]
+        batch = group[0].batch
+        rows = [one.row for one in group]
+        together = all(one.batch is batch for one in group)
+        if not together or rows != list(range(batch.count)):
+            raise ValueError(
+                "`state` must hold the states of all requests of one earlier call, in "
+                "their order"
+            )
+    if any(one.turn != one.batch.turn for one in states):
         raise ValueError(
-            "`state` must hold the states of all requests of one earlier call, in "
-            "their order"
+            "`state` was already moved on by a later call; go on from that call's "
+            "states"
         )
     if len(states) != count:
         raise ValueError(f"`state` has {len(states)} entries for {count} prompts")
-    if batch.draft_length != n:
+    made = states[0].batch.draft_length
+    if made != n:
         raise ValueError(
-            f"`draft_length` is {n} but the state was made with {batch.draft_length}; "
-            "go on with the same one"
+            f"`draft_length` is {n} but the state was made with {made}; go on with "
+            "the same one"
         )
     return states
 

@@ -54,10 +54,12 @@ class ChatState:
     Attributes:
       batch: the requests' shared device state.
       row: the request's place in it.
+      turn: the batch's turn that it was made in.
     """
 
     batch: Batch = dataclasses.field(repr=False)
     row: int
+    turn: int
 
     @property
     def tokens(self) -> list[int]:

@@ -46,6 +46,7 @@ class Batch:
     Attributes:
       state: the device state, None once it was handed on.
       tokens: committed ids of each request, prompt included.
+      turn: prefills so far; states of an earlier one are stale.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Batch:
         )
         self.tokens: list[list[int]] = [[] for _ in range(count)]
         self.finish = [RUNNING] * count
+        self.turn = 0
 
     def resettle(self, requests: Requests, variant: Variant, logprobs: bool) -> None:
         """New settings for the next turn of the same requests."""
@@ -96,6 +98,7 @@ class Batch:
             earlier turn is fed again by itself, as it was never cached.
           budgets: tokens each request may emit.
         """
+        self.turn += 1
         state = self._owned()
         pending: list[list[int]] = []
         starts = np.zeros((self.size,), np.int32)

@@ -91,6 +91,20 @@ def generate_tokens(
 
     Raises:
       ValueError: shapes, dtypes or settings that do not fit, before tracing.
+
+    Example:
+      >>> import dspark_jax as dspark
+      >>> model = dspark.testing.tiny_model()
+      >>> tokens = np.asarray([[97, 98, 0], [97, 98, 99]], np.int32)
+      >>> lengths = np.asarray([2, 3], np.int32)
+      >>> @jax.jit
+      ... def rollout(params, tokens, lengths):
+      ...     return dspark.generate_tokens(
+      ...         model.spec, params, tokens, lengths, max_new_tokens=4, draft_length=0
+      ...     )
+      >>> out = rollout(model.params, tokens, lengths)
+      >>> out.tokens.shape, out.lengths.tolist()
+      ((2, 4), [4, 4])
     """
     n = spec.check_draft_length(draft_length)
     batch, prompt = _check_prompts(tokens, lengths)

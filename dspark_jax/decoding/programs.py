@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dspark_jax.decoding.placement import places
 from dspark_jax.decoding.prefill import begin, feed
 from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import Requests, Variant
@@ -155,10 +156,21 @@ class Programs:
     def _call(
         self, key: tuple, run: Callable[..., Any], args: tuple, donated: tuple[int, ...]
     ) -> Any:
+        spec, placed = self._spec, run
+        if spec.mesh is not None:
+            # Parameters lie where they are; the rest goes where it was compiled for.
+            given = args[:1] if len(args) > 1 else ()
+            rest = args[len(given) :]
+            args = (*given, *jax.device_put(rest, places(spec, rest)))
+
+            def placed(*args: Any) -> Any:
+                out = run(*args)
+                return jax.lax.with_sharding_constraint(out, places(spec, out))
+
         program = self._compiled.get(key)
         if program is None:
             began = time.perf_counter()
-            program = jax.jit(run, donate_argnums=donated).lower(*args).compile()
+            program = jax.jit(placed, donate_argnums=donated).lower(*args).compile()
             took = time.perf_counter() - began
             self.seconds += took
             self._compiled[key] = program

@@ -81,10 +81,15 @@ def pack_requests(
             seeds[row] = seed_words(one.seed)
     top_k = [max(one.top_k or 0, 0) for one in sampling]
     return Requests(
-        temperature=jnp.asarray([s.temperature for s in sampling], jnp.float32),
-        top_p=jnp.asarray([s.top_p for s in sampling], jnp.float32),
-        top_k=jnp.asarray(top_k, jnp.int32),
-        min_p=jnp.asarray([s.min_p for s in sampling], jnp.float32),
+        temperature=_floats([s.temperature for s in sampling]),
+        top_p=_floats([s.top_p for s in sampling]),
+        top_k=jnp.asarray(np.asarray(top_k, np.int32)),
+        min_p=_floats([s.min_p for s in sampling]),
         seeds=jnp.asarray(seeds),
         stop_ids=jnp.asarray(stops),
     )
+
+
+def _floats(values: list[float]) -> jax.Array:
+    """float32[B], made on the host: converting on a device compiles a program."""
+    return jnp.asarray(np.asarray(values, np.float32))

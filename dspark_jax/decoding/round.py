@@ -66,7 +66,7 @@ def decode_round(
     logits, features, pending = dense.evaluate(
         spec.target, params["target"], state.target, state.capacity, rows, taps
     )
-    logits = spec.shard(logits, None, "vocab")
+    logits = spec.shard(logits, "batch", "vocab")
     verdict = _judge(spec, variant, params, logits, requests, rows, proposal, n, words)
 
     def by_request(x: jax.Array) -> jax.Array:
@@ -85,6 +85,7 @@ def decode_round(
         scores = laws.log_probabilities(logits[: flat.shape[0]], flat)
         out = dataclasses.replace(out, logprobs=by_request(scores))
     # Ordered behind the last read, the caches are written in place.
+    start = _behind(start, out.n_emitted)
     cache, context, pending, start = jax.lax.optimization_barrier(
         (state.target, state.draft, pending, start, out.n_emitted)
     )[:4]
@@ -102,6 +103,14 @@ def decode_round(
         proposal = draft_next(spec, params, state, requests, draft_words, n, variant)
         state = dataclasses.replace(state, proposal=proposal)
     return state, out
+
+
+def _behind(start: jax.Array, n_emitted: jax.Array) -> jax.Array:
+    """`start`, as a number that is known only when all rows were evaluated.
+
+    On CPU, XLA of jax 0.10 forgets the barrier and would copy the caches first.
+    """
+    return start + jnp.minimum(n_emitted, 0)
 
 
 def _judge(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from dspark_jax.config import DecoderConfig
 from dspark_jax.models.draft.proposal import Proposal
 from dspark_jax.models.kv_cache import Cache, cache_bytes, empty_cache
 from dspark_jax.spec import Spec
@@ -125,13 +126,18 @@ def new_state(
     def zeros() -> jax.Array:
         return jnp.zeros((batch,), jnp.int32)
 
+    def cache(config: DecoderConfig) -> Cache:
+        def shard(x: jax.Array) -> jax.Array:
+            lead = [None] * (x.ndim - 4)
+            return spec.shard(x, *lead, "batch", "cache_heads", None, None)
+
+        return jax.tree.map(shard, empty_cache(config, batch, capacity, dtype, stacked))
+
     drafts = spec.draft is not None and draft_length > 0
     return DecodeState(
-        target=empty_cache(spec.target, batch, capacity, dtype, stacked),
+        target=cache(spec.target),
         draft=(
-            empty_cache(spec.draft.backbone, batch, capacity, dtype, stacked)
-            if spec.draft is not None and drafts
-            else None
+            cache(spec.draft.backbone) if spec.draft is not None and drafts else None
         ),
         proposal=None,
         anchor=zeros(),

@@ -176,17 +176,21 @@ def random_params(shapes: Tree, key: jax.Array, scale: float = 1.0) -> Tree:
     Matrices are normal with deviation `scale / sqrt(fan_in)`, norm gains one,
     biases zero. The last axis is the fan-in, as weights are `[out, in]`.
     """
-    leaves: dict[tuple[str, ...], jax.Array] = {}
-    for index, (path, leaf) in enumerate(flatten(shapes).items()):
-        if path[-1] == "bias":
-            value = jnp.zeros(leaf.shape, jnp.float32)
-        elif path[-2].endswith("norm") or path[-2] == "layer_scalar":
-            value = jnp.ones(leaf.shape, jnp.float32)
-        else:
-            value = jax.random.normal(jax.random.fold_in(key, index), leaf.shape)
-            value = value * jnp.float32(scale / math.sqrt(leaf.shape[-1]))
-        leaves[path] = value.astype(leaf.dtype)
-    return unflatten(leaves)
+
+    def make(key: jax.Array) -> Tree:
+        leaves: dict[tuple[str, ...], jax.Array] = {}
+        for index, (path, leaf) in enumerate(flatten(shapes).items()):
+            if path[-1] == "bias":
+                value = jnp.zeros(leaf.shape, jnp.float32)
+            elif path[-2].endswith("norm") or path[-2] == "layer_scalar":
+                value = jnp.ones(leaf.shape, jnp.float32)
+            else:
+                value = jax.random.normal(jax.random.fold_in(key, index), leaf.shape)
+                value = value * jnp.float32(scale / math.sqrt(leaf.shape[-1]))
+            leaves[path] = value.astype(leaf.dtype)
+        return unflatten(leaves)
+
+    return jax.jit(make)(key)
 
 
 def check_tree(params: Tree, shapes: Tree, what: str) -> None:

@@ -1,8 +1,17 @@
 """Chains of tokens as models: after token t comes `after[t]`."""
 
+import functools
+
+import jax
 import numpy as np
 
 import dspark_jax as dspark
+from tests.decoding.serving import requests_for
+from tests.models.goldens import right_padded
+from tests.models.quick import quick_jit
+
+# Chains are decoded in batches of one shape, so that tests share programs.
+BATCH, PROMPT = 8, 2
 
 
 def table(after: dict[int, int], vocab: int, default: int = 0) -> np.ndarray:
@@ -22,7 +31,7 @@ def chain_model(
     target: dict[int, int],
     draft: dict[int, int] | None = None,
     *,
-    gamma: int = 3,
+    gamma: int = 4,
     vocab: int = 16,
     **options,
 ) -> dspark.Model:
@@ -31,6 +40,33 @@ def chain_model(
     return dspark.testing.scripted_model(
         table(target, vocab), table(drafted, vocab), gamma=gamma, **options
     )
+
+
+def stopping_at(*ids: int) -> dspark.SamplingParams:
+    """Greedy, with these stop ids."""
+    return dspark.SamplingParams(stop_ids=ids)
+
+
+STATIC = ("spec", "max_new_tokens", "draft_length", "capacity")
+
+
+@functools.partial(quick_jit, static_argnames=STATIC)
+def _generate(spec, params, tokens, lengths, requests, **options):
+    return dspark.generate_tokens(
+        spec, params, tokens, lengths, requests=requests, variant="greedy", **options
+    )
+
+
+def generate(model, prompts, sampling, **options) -> dspark.TokensOut:
+    """Greedy generation; fewer than `BATCH` requests are filled up with copies."""
+    count, width = len(prompts), max(len(p) for p in prompts)
+    copies = max(BATCH - count, 0) if width <= PROMPT else 0
+    prompts = [*prompts, *prompts[:1] * copies]
+    tokens, lengths = right_padded(prompts)
+    tokens = np.pad(np.asarray(tokens), ((0, 0), (0, max(PROMPT - width, 0))))
+    requests = requests_for(*sampling, *sampling[:1] * copies)
+    out = _generate(model.spec, model.params, tokens, lengths, requests, **options)
+    return jax.tree.map(lambda x: np.asarray(x)[:count], out)
 
 
 def byte_model(text: str, strength: float = 8.0) -> dspark.Model:

@@ -120,6 +120,14 @@ def test_fr25_second_turn_drafts_from_the_whole_context(model):
     assert np.abs(waiting(short)[1] - wanted_confidence).max() > 1e-2
 
 
+def shapes_of(target, draft):
+    """Parameters as shapes: nothing is computed with them."""
+    return {
+        "target": dense.abstract_params(target),
+        "draft": backbone.abstract_draft_params(draft),
+    }
+
+
 def inner_values(jaxpr):
     """Shapes of all values that a program makes, those of inner programs too."""
     for equation in jaxpr.eqns:
@@ -147,17 +155,19 @@ def test_fr27_draft_step_does_not_repeat_keys():
     target = dataclasses.replace(target, max_position=2048)
     config = dspark.testing.tiny_draft_config(target, gamma=5, layers=2)
     width = config.backbone.attention("full").head_dim
-    params = dspark.testing.tiny_model(target=target, draft=config).params
-    cache = empty_cache(config.backbone, 1, context, jnp.dtype("float32"), False)
+    params = shapes_of(target, config)
+    cache = jax.eval_shape(
+        lambda: empty_cache(config.backbone, 1, context, jnp.dtype("float32"), True)
+    )
 
-    def step(cache):
+    def step(params, cache):
         return propose(
             config, params["draft"], params["target"], cache, context,
             jnp.asarray([5], jnp.int32), jnp.asarray([context - 8], jnp.int32),
             jnp.zeros((1, 5), jnp.uint32), lambda x, _: (argmax_ids(x), None),
         )  # fmt: skip
 
-    shapes = list(inner_values(jax.make_jaxpr(step)(cache).jaxpr))
+    shapes = list(inner_values(jax.make_jaxpr(step)(params, cache).jaxpr))
     assert not repeats_heads(shapes, heads, context, width)
     # Control: the same step with repeated keys is noticed.
     repeated = jax.make_jaxpr(
@@ -171,20 +181,20 @@ def test_fr37_no_buffer_of_logits_over_the_length(variant):
     vocab, new, n, batch = 1000, 256, 4, 2
     target = dspark.testing.tiny_config("qwen3", vocab_size=vocab)
     draft = dspark.testing.tiny_draft_config(target, gamma=n)
-    model = dspark.testing.tiny_model(target=target, draft=draft)
+    spec, params = dspark.Spec(target, draft), shapes_of(target, draft)
     sampling = dspark.SamplingParams(
         temperature=0.0 if variant == "greedy" else 1.0, top_p=0.9
     )
 
     def run(params, tokens, lengths):
         return dspark.generate_tokens(
-            model.spec, params, tokens, lengths, max_new_tokens=new,
-            sampling=sampling, logprobs=True,
+            spec, params, tokens, lengths, max_new_tokens=new, sampling=sampling,
+            logprobs=True,
         )  # fmt: skip
 
     tokens = jnp.zeros((batch, 8), jnp.int32)
     lengths = jnp.full((batch,), 8, jnp.int32)
-    jaxpr = jax.make_jaxpr(run)(model.params, tokens, lengths).jaxpr
+    jaxpr = jax.make_jaxpr(run)(params, tokens, lengths).jaxpr
     shapes = list(inner_values(jaxpr))
     of_logits = [s for s in shapes if vocab in s and s[-1] == vocab]
     assert of_logits

@@ -6,6 +6,7 @@ are enumerated on grids fine enough that every comparison with a multiple of 1/6
 """
 
 import collections
+import dataclasses
 import itertools
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from scipy import stats
 
 import dspark_jax as dspark
 from dspark_jax.decoding import drafting, laws
+from dspark_jax.decoding import round as round_module
 from dspark_jax.decoding.requests import Requests
 from dspark_jax.decoding.words import RoundWords
 from dspark_jax.models import dense
@@ -167,9 +169,9 @@ def chain(target, length):
     return completed({(t,): p for t, p in enumerate(target[1])}, target, length)
 
 
-def distance(tables, n, rounds, grids):
+def distance(tables, n, rounds, grids, model=None):
     """Largest difference between the emitted law and the target's."""
-    law = enumerate_law(scripted(tables, n), n, rounds, grids)
+    law = enumerate_law(model or scripted(tables, n), n, rounds, grids)
     assert abs(sum(law.values()) - 1) < 1e-9
     length = 1 + rounds * (n + 1)
     assert {len(tokens) for tokens in law} <= set(range(1 + rounds, length + 1))
@@ -199,6 +201,33 @@ def test_emitted_law_at_temperature_zero():
         line.append(best[line[-1]])
     for tokens in law:
         assert list(tokens) == line[: len(tokens)]
+
+
+def reduced_model():
+    """A draft that knows ids 2 and 0 only, in that order."""
+    table = np.asarray([[3, 0, 3], [2, 0, 4], [6, 0, 0]]) / 6
+    tables, ids = (SIXTHS[0], table), np.asarray([2, 0], np.int32)
+    model = scripted(tables, 1)
+    config = dataclasses.replace(model.spec.draft, draft_vocab_size=len(ids))
+    draft = dict(model.params["draft"])
+    markov = draft["markov"]
+    draft["markov"] = {**markov, "w2": {"weight": markov["w2"]["weight"][ids]}}
+    draft["lm_head"] = {"weight": draft["lm_head"]["weight"][ids]}
+    draft["d2t"] = jnp.asarray(ids)
+    spec = dspark.Spec(model.spec.target, config)
+    return tables, dspark.make_model(spec, {**model.params, "draft": draft})
+
+
+def test_emitted_law_with_a_reduced_draft_vocabulary():
+    tables, model = reduced_model()
+    assert distance(tables, 1, 1, (6, 12, 60), model) < 1e-6
+
+
+def test_control_draft_law_on_the_wrong_ids(monkeypatch):
+    real = round_module.spread
+    monkeypatch.setattr(round_module, "spread", lambda q, d2t, v: real(q, d2t[::-1], v))
+    tables, model = reduced_model()
+    assert distance(tables, 1, 1, (6, 12, 60), model) > 1e-2
 
 
 def greedy_draft(report):

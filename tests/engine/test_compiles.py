@@ -112,7 +112,7 @@ def test_fr33_seeds_follow_the_list_and_not_the_slot(model, few_buckets):
     assert len(set(tokens)) > len(prompts) // 2
     again = [r.tokens[0] for r in dspark.generate(model, prompts, **options)]
     assert again == tokens
-    assert dspark.generate(model, "ab", **options).tokens == tokens[:1]
+    assert dspark.generate(model, ["ab"], **options)[0].tokens == tokens[:1]
 
 
 @pytest.mark.slow

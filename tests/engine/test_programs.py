@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dspark_jax as dspark
+from dspark_jax.decoding import round as round_module
 from dspark_jax.decoding.drafting import draft_next
 from dspark_jax.decoding.requests import pack_requests
 from dspark_jax.decoding.round import decode_round
@@ -48,12 +49,11 @@ def aliased_parameters(text):
     return set(re.findall(r"\((\d+), \{\}, \w+-alias\)", header[start:]))
 
 
-def test_fr51_caches_are_aliased_and_never_copied(model, monkeypatch):
+def test_fr51_caches_are_aliased(model):
     text = compiled_round(model)
     state = model.programs.init(BATCH, 128, model.spec.gamma)
     leaves = jax.tree.leaves((state.target, state.draft))
-    shape = leaves[0].shape
-    dims = ",".join(map(str, shape))
+    dims = ",".join(map(str, leaves[0].shape))
     entry = text[text.index("ENTRY") :]
     caches = re.findall(rf"f32\[{dims}\]\S* parameter\((\d+)\)", entry)
     assert len(caches) == len(leaves) == 4
@@ -62,9 +62,14 @@ def test_fr51_caches_are_aliased_and_never_copied(model, monkeypatch):
     aliased = aliased_parameters(text)
     assert set(caches) <= aliased
     assert len(aliased) == len(jax.tree.leaves(state)) + 1
-    assert copies(text, shape) == []
+
+
+def test_fr51_caches_are_never_copied(model, monkeypatch):
+    shape = jax.tree.leaves(model.programs.init(BATCH, 128, 2).target)[0].shape
+    assert copies(compiled_round(model), shape) == []
     # Control: without the ordering the caches are copied first.
     monkeypatch.setattr("jax.lax.optimization_barrier", lambda x: x)
+    monkeypatch.setattr(round_module, "_behind", lambda start, _: start, raising=False)
     fresh = dspark.make_model(model.spec, model.params, model.tokenizer)
     assert copies(compiled_round(fresh), shape)
 

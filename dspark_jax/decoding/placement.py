@@ -1,0 +1,45 @@
+"""Where the host loop's arrays lie on a mesh, one place for each of them.
+
+A compiled program takes its arguments only as they lay when it was compiled, so
+what goes in and what comes out is pinned: requests over "data", vocabulary and
+key/value heads over "tensor", whatever divides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from dspark_jax.decoding.state import DecodeState
+from dspark_jax.spec import Spec
+
+
+def places(spec: Spec, value: Any) -> Any:
+    """A `NamedSharding` for every array of a state, requests, logits or a result."""
+    if isinstance(value, DecodeState):
+        rest = dataclasses.replace(value, target={}, draft=None)
+        return dataclasses.replace(
+            jax.tree.map(lambda x: _by_request(spec, x), rest),
+            target=jax.tree.map(lambda x: _cache(spec, x), value.target),
+            draft=jax.tree.map(lambda x: _cache(spec, x), value.draft),
+        )
+    if type(value) is tuple:
+        return tuple(places(spec, one) for one in value)
+    return jax.tree.map(lambda x: _by_request(spec, x), value)
+
+
+def _by_request(spec: Spec, x: Any) -> jax.sharding.NamedSharding:
+    """[B, ...]; a last axis as long as a vocabulary is one."""
+    axes: list[str | None] = ["batch", *[None] * (x.ndim - 1)]
+    widths = [spec.target.vocab_size] + ([spec.draft.head_rows] if spec.draft else [])
+    if x.ndim > 1 and x.shape[-1] in widths and x.dtype == "float32":
+        axes[-1] = "vocab"
+    return spec.sharding(x.shape, *axes)
+
+
+def _cache(spec: Spec, x: Any) -> jax.sharding.NamedSharding:
+    """[B, K, slots, d], behind a layer axis when layers are stacked."""
+    lead = [None] * (x.ndim - 4)
+    return spec.sharding(x.shape, *lead, "batch", "cache_heads", None, None)
