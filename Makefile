@@ -7,6 +7,7 @@
 #   make model       fetch the small model, which some tests use where it is
 #   make lint        ruff and pyright
 #   make bench       timings, as a table
+#   make bench-determinism   greedy text at every draft length against plain text
 #
 # Another interpreter or environment: make test PYTHON=python3.11 VENV=.venv-oldest
 
@@ -26,7 +27,7 @@ BASE := $(VENV)/.stamp-base
 DEV := $(VENV)/.stamp-dev
 WEIGHTS := $(VENV)/.stamp-model
 
-.PHONY: demo model test test-slow lint format bench clean
+.PHONY: demo model test test-slow lint format bench bench-determinism clean
 
 demo: $(WEIGHTS)
 	$(BIN)/dspark-jax demo
@@ -50,6 +51,10 @@ format: $(DEV)
 
 bench: $(WEIGHTS)
 	$(BIN)/dspark-jax bench
+
+# Hours on two cores; it saves its state and goes on where it stopped.
+bench-determinism: $(WEIGHTS)
+	$(BIN)/python scripts/determinism.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache

@@ -151,6 +151,7 @@ def stream(
     asked: list[Prompt] = [prompts] if _is_single(prompts) else list(prompts)  # type: ignore[arg-type,list-item]
     if not asked:
         raise ValueError("`prompts` is empty; give at least one prompt")
+    transcripts = [Transcript(tokenizer, stops, n) for _ in asked]
     if _is_single(prompts) and isinstance(sampling, SamplingParams):
         sampling = [sampling]
     settings, seeds = _settings(sampling, len(asked))
@@ -163,7 +164,6 @@ def stream(
     limit = model.spec.target.max_position
     needs = [k + len(i) for k, i in zip(known, ids, strict=True)]
     room = _capacity(max(needs), max_new_tokens, capacity, limit)
-    transcripts = [Transcript(tokenizer, stops, n) for _ in asked]
     return _run(
         model, ids, settings, seeds, n, room, max_new_tokens, logprobs, transcripts,
         earlier,

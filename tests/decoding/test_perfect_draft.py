@@ -63,7 +63,15 @@ def with_drafts(state, ids):
     return dataclasses.replace(state, proposal=proposal)
 
 
-@pytest.mark.parametrize("n", range(1, GAMMA + 1))
+@pytest.mark.parametrize(
+    "n",
+    [
+        1,
+        pytest.param(2, marks=pytest.mark.slow),
+        pytest.param(3, marks=pytest.mark.slow),
+        GAMMA,
+    ],
+)
 def test_perfect_drafts_are_accepted_whole(model, requests, plain, begun, n):
     state, first = begun
     assert (first == plain[:, 0]).all()

@@ -85,9 +85,7 @@ def rounds_within(trace, limit):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            name, marks=() if name in ("vanilla", "gemma4", "trained") else SLOW
-        )
+        pytest.param(name, marks=() if name in ("gemma4", "trained") else SLOW)
         for name in DRAFTS
     ],
 )

@@ -11,7 +11,7 @@ from tests.engine.conftest import small_model
 
 # Arrays put on the device and cast outside a program. They depend on the batch
 # bucket alone and are counted apart from the programs of the compile table.
-EAGER = ("stage", "convert_element_type")
+EAGER = ("stage", "convert_element_type", "_threefry_fold_in")
 
 
 def calls(rng, count):

@@ -1,0 +1,102 @@
+"""A row's logits do not depend, to the bit, on where its block began.
+
+The dimensions are those of the default model, the depth is not: what matters are
+the row lengths that sums and products run over.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dspark_jax import AttentionConfig, DecoderConfig
+from dspark_jax.models import attention, dense
+from dspark_jax.models.kv_cache import empty_cache
+from dspark_jax.models.params import random_params, unstack_layers
+from dspark_jax.models.rows import dense_rows, uniform_rows
+
+CAPACITY, WIDTH, PROMPT, STEPS = 128, 6, 59, 12
+CONFIG = DecoderConfig(
+    architecture="llama",
+    vocab_size=1024,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_heads=9,
+    layer_types=("full",) * 2,
+    full=AttentionConfig(num_kv_heads=3, head_dim=64),
+    tie_embeddings=True,
+    dtype="bfloat16",
+)
+
+
+@pytest.fixture(scope="module")
+def params():
+    shapes = dense.abstract_params(CONFIG)
+    return unstack_layers(random_params(shapes, jax.random.key(0)))
+
+
+def logits(params, batch: int, length: int, config=CONFIG) -> np.ndarray:
+    """Rows of given tokens, evaluated `length + 1` at a time. [B, STEPS, V]."""
+    tokens = jax.random.randint(
+        jax.random.key(1), (batch, PROMPT + STEPS), 0, config.vocab_size, jnp.int32
+    )
+    cache = empty_cache(config, batch, CAPACITY, jnp.dtype("float32"), False)
+    zero = jnp.zeros((batch,), jnp.int32)
+    full = jnp.full((batch,), PROMPT, jnp.int32)
+
+    def prefill(params, cache):
+        rows = dense_rows(tokens[:, :PROMPT], full, zero)
+        _, _, pending = dense.evaluate(config, params, cache, CAPACITY, rows)
+        return dense.commit(cache, pending, zero)
+
+    def step(params, cache, block, start):
+        real = jnp.full((batch,), length + 1, jnp.int32)
+        bucket = max(2, batch * (length + 1))
+        rows = uniform_rows(block, real, start, WIDTH, bucket)
+        out, _, pending = dense.evaluate(config, params, cache, CAPACITY, rows)
+        return out, dense.commit(cache, pending, start)
+
+    cache, step = jax.jit(prefill)(params, cache), jax.jit(step)
+    found = []
+    for at in range(0, STEPS, length + 1):
+        block = tokens[:, PROMPT + at : PROMPT + at + length + 1]
+        out, cache = step(params, cache, block, full + at)
+        out = np.asarray(out)[: batch * (length + 1)]
+        found.append(out.reshape(batch, length + 1, -1))
+    return np.concatenate(found, axis=1)
+
+
+# The blocks cross the edge between two tiles of positions, at 64.
+@pytest.mark.parametrize("batch", [1, 4])
+def test_logits_are_bit_equal_for_every_block_length(params, batch):
+    plain = logits(params, batch, 0)
+    for length in (1, 2, 5):
+        assert (logits(params, batch, length) == plain).all(), length
+
+
+def test_control_two_sums_that_meet_at_the_block_differ(params, monkeypatch):
+    """With the cache summed up to the block, a position moves between two sums."""
+
+    def at_the_block(start, width, slots, tile, sliding, causal):
+        key = jnp.arange(slots, dtype=jnp.int32).reshape(1, -1, 1, tile)
+        tiles = attention.window_tiles(width, tile)
+        offset = jnp.arange(tiles * tile, dtype=jnp.int32).reshape(1, tiles, 1, tile)
+        row = jnp.arange(width, dtype=jnp.int32).reshape(1, 1, -1, 1)
+        below = key < start[:, None, None, None]
+        return attention.Layout(
+            start=start,
+            window_start=start,
+            cache_mask=jnp.broadcast_to(below, (*below.shape[:2], width, tile)),
+            window_mask=offset <= row,
+            tile=tile,
+        )
+
+    def side_by_side(cached, fresh, first):
+        return jnp.concatenate([cached, fresh], axis=2)
+
+    plain = logits(params, 1, 0)
+    monkeypatch.setattr(attention, "layout", at_the_block)
+    monkeypatch.setattr(attention, "_place", side_by_side)
+    split = logits(params, 1, 0)
+    np.testing.assert_allclose(split, plain, rtol=0, atol=0.05)
+    assert (logits(params, 1, 5) != split).any()
