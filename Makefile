@@ -35,7 +35,7 @@ demo: $(WEIGHTS)
 model: $(WEIGHTS)
 
 test: $(DEV)
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(PYTEST_ARGS)
 
 test-slow: $(DEV) $(WEIGHTS)
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
