@@ -186,6 +186,7 @@ def test_loss_terms(case):
     close(loss, case.gold["loss"], 1e-5)
 
 
+@pytest.mark.slow
 def test_gradients(case):
     grads = jax.grad(lambda p: case.forward(p, case.loss_config)[0])(case.params)
     grads = trees.flatten(grads)
