@@ -30,7 +30,7 @@ WEIGHTS := $(VENV)/.stamp-model
 .PHONY: demo model test test-slow lint format bench bench-determinism clean
 
 demo: $(WEIGHTS)
-	$(BIN)/dspark-jax demo
+	$(BIN)/dspark-jax demo --draft-length 3
 
 model: $(WEIGHTS)
 

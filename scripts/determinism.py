@@ -26,6 +26,7 @@ import dspark_jax as dspark
 from dspark_jax.evaluation import DOMAINS, held_out
 from dspark_jax.evaluation.divergence import judge, top2_margins
 from dspark_jax.evaluation.machine import hardware
+from dspark_jax.text import render_chat
 
 GROUP = 4
 
@@ -51,7 +52,8 @@ def decode(
 
 def margins(model: dspark.Model, prompt: str, tokens: list[int]) -> np.ndarray:
     """The target's top-2 margin before each of `tokens`."""
-    text = dspark.text.render_chat(model.tokenizer, prompt)
+    assert model.tokenizer is not None
+    text = render_chat(model.tokenizer, prompt)
     ids = model.tokenizer.encode(text, special=False)
     row = jnp.asarray([ids + tokens], jnp.int32)
     lengths = jnp.asarray([row.shape[1]], jnp.int32)

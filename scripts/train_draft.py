@@ -73,9 +73,17 @@ def draft_config(target: DecoderConfig, layers: int, rank: int) -> DraftConfig:
     )
 
 
+def read_target(path: str) -> tuple[DecoderConfig, Tree]:
+    """The target in bfloat16."""
+    kind, config, params = read_params(path, dtype="bfloat16")
+    if not isinstance(config, DecoderConfig):
+        raise SystemExit(f"{path} is a {kind}; a draft needs a target to train for")
+    return config, params
+
+
 def run_annotate(options: argparse.Namespace) -> None:
     """Annotates what is not annotated yet, held-out sequences first."""
-    _, config, target = read_params(options.target, dtype="bfloat16")
+    config, target = read_target(options.target)
     target = unstack_layers(target)
     tokens = np.load(options.data)["tokens"]
     count, length = tokens.shape
@@ -156,7 +164,7 @@ def run_train(options: argparse.Namespace) -> None:
     """Trains until the time is over, exporting on the way."""
     loaded = np.load(options.data)
     tokens, role, heat = loaded["tokens"], loaded["role"], loaded["temperature"]
-    _, target_config, target = read_params(options.target, dtype="bfloat16")
+    target_config, target = read_target(options.target)
     config = draft_config(target_config, options.layers, options.rank)
     vocab = target_config.vocab_size
     d2t = data.draft_vocabulary(

@@ -191,6 +191,8 @@ def evaluate_step(
     running draft would be accepted there, because an accepted prefix is true.
     """
     outputs, terms, labels, supervised = forward(config, params, frozen, batch)
+    if outputs.confidence is None:
+        raise ValueError("this evaluation needs a draft with a confidence head")
     best = jnp.take(frozen["d2t"], jnp.argmax(outputs.logits, axis=-1))
     return {
         "match": (best == labels) & supervised,
