@@ -10,6 +10,7 @@ capacity take the tail of a block that begins at the last usable position (see
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -77,7 +78,7 @@ def write_rows(cache: Cache, rows: Cache, start: jax.Array) -> Cache:
             zero = jnp.zeros((), jnp.int32)
             at = (zero, zero, start[0], zero)
             return jax.lax.dynamic_update_slice(into, block, at)
-        one = lambda x, y, s: jax.lax.dynamic_update_slice_in_dim(x, y, s, axis=1)  # noqa: E731
-        return jax.vmap(one)(into, block, start)
+        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
+        return jax.vmap(put)(into, block, start)
 
     return jax.tree.map(write, cache, rows)
