@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,13 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.decoding.batch import Batch
-from dspark_jax.decoding.requests import pack_requests, variant_of
 from dspark_jax.decoding.words import seed_words
 from dspark_jax.errors import CacheFull
-from dspark_jax.memory import check_memory
 from dspark_jax.model import Model
 from dspark_jax.results import ChatState, Piece, Result
+from dspark_jax.run import Call, run
 from dspark_jax.settings import Buckets, Fixed, SamplingParams
 from dspark_jax.text import Tokenizer, next_turn, render_chat
 from dspark_jax.transcript import Transcript
@@ -164,127 +161,9 @@ def stream(
     limit = model.spec.target.max_position
     needs = [k + len(i) for k, i in zip(known, ids, strict=True)]
     room = _capacity(max(needs), max_new_tokens, capacity, limit)
-    return _run(
-        model, ids, settings, seeds, n, room, max_new_tokens, logprobs, transcripts,
-        earlier,
-    )  # fmt: skip
-
-
-def _run(
-    model: Model,
-    ids: list[list[int]],
-    settings: list[SamplingParams],
-    seeds: np.ndarray,
-    n: int,
-    room: int,
-    budget: int,
-    logprobs: bool,
-    transcripts: list[Transcript],
-    earlier: list[ChatState] | None,
-) -> Iterator[Piece]:
-    """Runs groups of at most the largest batch bucket, one after the other."""
-    largest = Buckets().batch[-1]
-    for first in range(0, len(ids), largest):
-        part = slice(first, first + largest)
-        yield from _run_group(
-            model,
-            ids[part],
-            settings[part],
-            seeds[part],
-            n,
-            room,
-            budget,
-            logprobs,
-            transcripts[part],
-            earlier[first].batch if earlier else None,
-            first,
-        )
-
-
-def _run_group(
-    model: Model,
-    ids: list[list[int]],
-    settings: list[SamplingParams],
-    seeds: np.ndarray,
-    n: int,
-    room: int,
-    budget: int,
-    logprobs: bool,
-    transcripts: list[Transcript],
-    batch: Batch | None,
-    first: int,
-) -> Iterator[Piece]:
-    count, spec = len(ids), model.spec
-    size = Buckets.fit(count, Buckets().batch) or count
-    idle = SamplingParams()
-    padded = [*settings, *[idle] * (size - count)]
-    words = np.zeros((size, 2), np.uint32)
-    words[:count] = seeds
-    requests = pack_requests(padded, words, spec.target.eos_ids)
-    variant = variant_of(settings)
-    before = model.programs.seconds
-    if batch is None:
-        check_memory(spec, size, room, n, variant != "greedy")
-        batch = Batch(
-            spec, model.params, model.programs, requests, count, room, n, variant,
-            logprobs,
-        )  # fmt: skip
-    else:
-        batch.resettle(requests, variant, logprobs)
-        batch.reserve(room)
-    out = batch.start(ids, [budget] * count)
-    spent, prefilled = 0.0, True
-    while True:
-        halt = []
-        for row, transcript in enumerate(transcripts):
-            if transcript.done:
-                continue
-            piece = transcript.take(
-                out.emitted[row], out.kept[row], out.logprobs[row], out.finish[row],
-                prefilled,
-            )  # fmt: skip
-            if transcript.done and out.finish[row] == 0:
-                halt.append(row)
-            if transcript.done:
-                total = len(batch.tokens[row])
-                batch.truncate(row, total - transcript.dropped)
-                result = _result(transcript, batch, row, spent, before, model, logprobs)
-                reason = transcript.finish_reason
-                yield Piece(first + row, piece, transcript.fresh, reason, result)
-            elif piece or transcript.fresh:
-                yield Piece(first + row, piece, transcript.fresh)
-        if all(t.done for t in transcripts):
-            return
-        # What the caller does between pieces is not decoding.
-        began, compiled = time.perf_counter(), model.programs.seconds
-        out = batch.step(halt)
-        spent += time.perf_counter() - began - (model.programs.seconds - compiled)
-        prefilled = False
-
-
-def _result(
-    transcript: Transcript,
-    batch: Batch,
-    row: int,
-    seconds: float,
-    before: float,
-    model: Model,
-    logprobs: bool,
-) -> Result:
-    programs = model.programs
-    stats = transcript.stats(
-        seconds=seconds,
-        compile_seconds=programs.seconds - before,
-        programs=programs.count,
-    )
-    return Result(
-        text=transcript.text,
-        tokens=transcript.tokens,
-        finish_reason=transcript.finish_reason or "length",
-        logprobs=transcript.logprobs if logprobs else None,
-        stats=stats,
-        state=ChatState(batch, row, batch.turn),
-    )
+    call = Call(settings, seeds, n, room, max_new_tokens, logprobs)
+    before = [one.batch for one in earlier] if earlier else None
+    return run(model, ids, call, transcripts, before)
 
 
 def _is_single(prompts: Any) -> bool:

@@ -17,7 +17,7 @@ from dspark_jax.checkpoint.vocabulary import check_vocabulary
 from dspark_jax.config import DTYPES, DecoderConfig, DraftConfig
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.errors import CheckpointError
-from dspark_jax.models.params import Tree, flatten, is_listed, unflatten, unstack_layers
+from dspark_jax.models.params import Tree, flatten, for_cpu, is_stacked, unflatten
 from dspark_jax.spec import Spec, param_shardings, share_tables
 from dspark_jax.text import Tokenizer, load_tokenizer
 
@@ -83,7 +83,7 @@ def make_model(
             draft = share_tables(spec.draft, draft, params["target"])
         params = {**params, "draft": draft}
     spec.check_params(params)
-    stacked = not any(is_listed(x) for x in params["target"]["layers"].values())
+    stacked = is_stacked(params["target"])
     return Model(spec, params, tokenizer, name, Programs(spec, stacked))
 
 
@@ -141,7 +141,7 @@ def load(
         params["draft"] = share_tables(draft_config, draft_params, target_params)
     on_cpu = jax.default_backend() == "cpu" and mesh is None
     if on_cpu:
-        params = {name: unstack_layers(tree) for name, tree in params.items()}
+        params = {name: for_cpu(tree) for name, tree in params.items()}
     spec = Spec(config, draft_config, mesh, "float32" if on_cpu else dtype)
     return make_model(spec, params, tokenizer, str(target))
 

@@ -21,8 +21,9 @@ class Stats:
         (0 without a round); the prefill's token belongs to no round.
       acceptance: by position, the share of rounds that proposed the position
         and kept it.
-      tokens_per_second: over the rounds; compilation, prefill and what the
-        caller does between pieces are excluded.
+      tokens_per_second: over the rounds; compilation and prefill are excluded.
+        What the caller of `stream` does between pieces counts, as the device
+        works on meanwhile.
       compile_seconds: time the call spent compiling.
       programs: programs compiled for the model so far.
       implementation: of the verification ops.

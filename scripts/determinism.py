@@ -1,10 +1,11 @@
 """Greedy speculative text against plain text, on the default model.
 
-Every held-out prompt is decoded plainly twice, speculatively at every draft
-length, and at the longest one twice, for each dtype and batch size. Token
-sequences are compared; a difference counts by the target's top-2 margin
-(`near_tie` below 1e-3, else `mismatch`). The run goes prompt group by prompt
-group, saves after each, and goes on where it stopped.
+Every held-out prompt is decoded plainly and speculatively at every draft length,
+for each dtype and batch size; the first prompts also a second time, plainly and
+with the longest drafts, against the first time. Token sequences are compared; a
+difference counts by the target's top-2 margin (`near_tie` below 1e-3, else
+`mismatch`). The run goes prompt group by prompt group, saves after each, and goes
+on where it stopped.
 
     python scripts/determinism.py --prompts 12 --tokens 128 --minutes 60
 """
@@ -29,6 +30,8 @@ from dspark_jax.evaluation.machine import hardware
 from dspark_jax.text import render_chat
 
 GROUP = 4
+# Prompts of which the same run is also made twice.
+REPEATED = 20
 INTRODUCTION = """# Determinism of greedy decoding
 
 Held-out prompts of five domains, decoded by the default model plainly and with drafts
@@ -70,19 +73,22 @@ def margins(model: dspark.Model, prompt: str, tokens: list[int]) -> np.ndarray:
 
 
 def run_group(
-    model: dspark.Model, prompts: list[str], batch: int, tokens: int
+    model: dspark.Model, prompts: list[str], batch: int, tokens: int, repeat: bool
 ) -> dict[str, dict[str, int]]:
     """Verdict counts of one group of prompts, by comparison."""
     gamma = model.spec.gamma
-    plain = decode(model, prompts, batch, 0, tokens)
-    runs = {"plain / plain": decode(model, prompts, batch, 0, tokens)}
-    for length in range(1, gamma + 1):
-        runs[f"{length} drafts / plain"] = decode(model, prompts, batch, length, tokens)
-    again = decode(model, prompts, batch, gamma, tokens)
-    longest = runs[f"{gamma} drafts / plain"]
+    runs = [
+        decode(model, prompts, batch, length, tokens) for length in range(gamma + 1)
+    ]
+    pairs = [
+        (f"{length} drafts / plain", runs[0], runs[length])
+        for length in range(1, gamma + 1)
+    ]
+    if repeat:
+        for length, name in ((0, "plain"), (gamma, f"{gamma} drafts")):
+            again = decode(model, prompts, batch, length, tokens)
+            pairs.append((f"{name} / {name}", runs[length], again))
     counts: dict[str, dict[str, int]] = {}
-    pairs = [(name, plain, rows) for name, rows in runs.items()]
-    pairs.append((f"{gamma} drafts / {gamma} drafts", longest, again))
     for name, first, second in pairs:
         cell = {"same": 0, "near_tie": 0, "mismatch": 0}
         for prompt, one, other in zip(prompts, first, second, strict=True):
@@ -154,7 +160,9 @@ def main() -> None:
                 if dtype not in models:
                     models[dtype] = dspark.load("smollm2-135m", dtype=dtype)
                 group = prompts[first : first + GROUP]
-                counts = run_group(models[dtype], group, batch, options.tokens)
+                counts = run_group(
+                    models[dtype], group, batch, options.tokens, first < REPEATED
+                )
                 cells = state["cells"].setdefault(f"{dtype}/{batch}", {})
                 for name, cell in counts.items():
                     into = cells.setdefault(name, dict.fromkeys(cell, 0))

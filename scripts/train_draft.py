@@ -27,7 +27,7 @@ from training import annotate, card, data, start, step, store
 from dspark_jax.checkpoint.load import read_params
 from dspark_jax.checkpoint.native import read_native
 from dspark_jax.config import AttentionConfig, DecoderConfig, DraftConfig, RopeConfig
-from dspark_jax.models.params import Tree, flatten, unstack_layers
+from dspark_jax.models.params import Tree, flatten, for_cpu
 
 logger = logging.getLogger("train_draft")
 
@@ -84,7 +84,7 @@ def read_target(path: str) -> tuple[DecoderConfig, Tree]:
 def run_annotate(options: argparse.Namespace) -> None:
     """Annotates what is not annotated yet, held-out sequences first."""
     config, target = read_target(options.target)
-    target = unstack_layers(target)
+    target = for_cpu(target)
     tokens = np.load(options.data)["tokens"]
     count, length = tokens.shape
     width = len(TAPS) * config.hidden_size

@@ -25,9 +25,9 @@ from dspark_jax.cli.common import (
     working,
 )
 from dspark_jax.evaluation.compare import Pair, Settings, compare, summarise, warm_up
-from dspark_jax.evaluation.machine import hardware, read_bandwidth, versions
+from dspark_jax.evaluation.machine import hardware, versions
 from dspark_jax.evaluation.prompts import held_out, random_prompts
-from dspark_jax.evaluation.timing import TimedPrograms, plain_step_bytes
+from dspark_jax.evaluation.timing import TimedPrograms, plain_step_bytes, round_times
 from dspark_jax.model import Model
 from dspark_jax.settings import SamplingParams
 
@@ -78,10 +78,11 @@ def bench(
         before = hardware()
         with working("compiling"):
             warm_up(loaded, [t for group in texts.values() for t in group], settings)
-        timed.times.clear()
+        timed.clear()
         with working("decoding"):
             pairs = list(compare(loaded, texts, settings))
-        report = _report(loaded, timed, settings, pairs, random, before)
+        with working("timing rounds"):
+            report = _report(loaded, settings, pairs, random, before)
     if output is not None:
         output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if as_json:
@@ -92,7 +93,6 @@ def bench(
 
 def _report(
     model: Model,
-    timed: TimedPrograms,
     settings: Settings,
     pairs: Sequence[Pair],
     random: bool,
@@ -115,7 +115,7 @@ def _report(
         "versions": versions(),
         "domains": {d: figures([p for p in pairs if p.domain == d]) for d in domains},
         "overall": figures(pairs),
-        "time": _time(model, timed),
+        "time": _time(model),
         "compile_seconds": model.programs.seconds,
         "programs": model.programs.count,
     }
@@ -124,12 +124,12 @@ def _report(
     return report
 
 
-def _time(model: Model, timed: TimedPrograms) -> dict[str, Any]:
+def _time(model: Model) -> dict[str, Any]:
     """Rounds by program, and the plain step beside the memory's speed."""
-    programs = timed.report()
-    bandwidth, weights = read_bandwidth(), plain_step_bytes(model)
+    programs, bandwidth = round_times(model)
+    weights = plain_step_bytes(model)
     bound_ms = 1000 * weights / bandwidth
-    plain = [one["round_ms"] for one in programs if one["draft_length"] == 0]
+    plain = [one["device_ms"] for one in programs if one["draft_length"] == 0]
     return {
         "programs": programs,
         "read_bandwidth": bandwidth,
@@ -208,7 +208,8 @@ def _figures(report: dict[str, Any]) -> Table:
 
 
 def _rounds(time: dict[str, Any]) -> Table:
-    table = Table("round", "capacity", "rounds", "ms", "best ms", "host ms")
+    titles = ("round", "capacity", "rounds", "ms", "best", "device", "step", "host")
+    table = Table(*titles)
     for one in time["programs"]:
         n = one["draft_length"]
         table.add_row(
@@ -216,8 +217,10 @@ def _rounds(time: dict[str, Any]) -> Table:
             str(one["capacity"]),
             str(one["rounds"]),
             _number(one["round_ms"], 2),
-            _number(one["round_ms_best"], 2),
-            _number(one["host_ms"], 2),
+            *(
+                _number(one[name], 2)
+                for name in ("round_ms_best", "device_ms", "step_ms", "host_ms")
+            ),
         )
     return table
 

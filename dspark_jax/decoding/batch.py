@@ -1,12 +1,14 @@
 """A batch on its way: prompts in, rounds out, from Python.
 
-The device keeps the state; the host learns what each round emitted. One round
-is in flight at a time.
+The device keeps the state; the host learns what each round emitted. A second round
+is launched before the first one's results are read, so that the device does not
+wait for the host.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Sequence
 
 import jax
@@ -21,6 +23,9 @@ from dspark_jax.models.attention import block_fits, slots_for
 from dspark_jax.models.params import Tree
 from dspark_jax.settings import Buckets
 from dspark_jax.spec import Spec
+
+# Rounds in flight at most.
+AHEAD = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +76,10 @@ class Batch:
             self.size, capacity, draft_length
         )
         self.tokens: list[list[int]] = [[] for _ in range(count)]
-        self.finish = [RUNNING] * count
         self.turn = 0
+        self._finish = [RUNNING] * count
+        self._budget = [0] * count
+        self._flights: deque[RoundOut] = deque()
 
     def resettle(self, requests: Requests, variant: Variant, logprobs: bool) -> None:
         """New settings for the next turn of the same requests."""
@@ -99,6 +106,9 @@ class Batch:
           budgets: tokens each request may emit.
         """
         self.turn += 1
+        self._flights.clear()
+        self._finish = [RUNNING] * self.count
+        self._budget = list(budgets)
         state = self._owned()
         pending: list[list[int]] = []
         starts = np.zeros((self.size,), np.int32)
@@ -131,30 +141,55 @@ class Batch:
         self.state = state
         return self._receive(out)
 
-    def step(self, halt: Sequence[int] = ()) -> HostRound:
-        """Runs one round.
-
-        Args:
-          halt: requests that the caller ended; they emit nothing from now on.
-        """
-        state = self._owned()
-        if halt:
-            finish = np.zeros((self.size,), np.int32) + STOP
-            for row in range(self.count):
-                finish[row] = STOP if row in halt else self.finish[row]
-            self.finish = finish[: self.count].tolist()
-            state = dataclasses.replace(state, finish=jnp.asarray(finish))
+    def launch(self) -> None:
+        """Puts a round in flight."""
         self.state, out = self._programs.round(
-            self._params, state, self._requests, self._variant, self._logprobs
+            self._params, self._owned(), self._requests, self._variant, self._logprobs
         )
-        return self._receive(out)
+        self._flights.append(out)
 
-    def truncate(self, row: int, length: int) -> None:
-        """Forgets all but the first `length` committed tokens of a request.
+    def launch_ahead(self) -> None:
+        """Puts rounds in flight that some request will use, stop tokens aside.
+
+        A request is sure to run on when it has more tokens left than the rounds
+        in flight can emit. A stop token may end it all the same; the round after
+        it then emits nothing.
+        """
+        while len(self._flights) < AHEAD:
+            at_most = len(self._flights) * (self.draft_length + 1)
+            if not any(self._left(row) > at_most for row in range(self.count)):
+                return
+            self.launch()
+
+    def receive(self) -> HostRound:
+        """What the oldest round in flight emitted; waits for it."""
+        return self._receive(self._flights.popleft())
+
+    def step(self) -> HostRound:
+        """One round by itself."""
+        self.launch()
+        return self.receive()
+
+    def end(self, row: int, length: int) -> None:
+        """Ends a request, keeping its first `length` committed tokens.
 
         Caches are addressed by position, so a shorter length is all it takes.
+        What rounds in flight still emit for it is dropped.
         """
+        self._finish[row] = self._finish[row] or STOP
         del self.tokens[row][length:]
+
+    def settle(self) -> None:
+        """Waits for the rounds in flight and drops what they emit."""
+        jax.block_until_ready(self._flights)
+        self._flights.clear()
+
+    def _left(self, row: int) -> int:
+        """Tokens that a request may still emit."""
+        if self._finish[row] != RUNNING:
+            return 0
+        room = self._owned().capacity - len(self.tokens[row])
+        return min(self._budget[row], room)
 
     def _owned(self) -> DecodeState:
         if self.state is None:
@@ -196,8 +231,10 @@ class Batch:
     def _receive(self, out: RoundOut) -> HostRound:
         wanted = (out.emitted, out.n_emitted, out.n_kept, out.finish)
         scores = out.logprobs if self._logprobs else None
-        *arrays, scores = jax.device_get((*wanted, scores))
+        *arrays, scores = self._programs.fetch((*wanted, scores))
         emitted, counts, kept, finish = (x[: self.count].tolist() for x in arrays)
+        ended = [reason != RUNNING for reason in self._finish]
+        counts = [0 if e else c for e, c in zip(ended, counts, strict=True)]
         rows = [row[:count] for row, count in zip(emitted, counts, strict=True)]
         broken = [i for i, row in enumerate(rows) if row and min(row) < 0]
         if broken:
@@ -205,13 +242,15 @@ class Batch:
                 f"requests {broken} got logits without a finite maximum (NaN, inf, or "
                 "every token excluded); check the weights and the filters"
             )
-        for known, row in zip(self.tokens, rows, strict=True):
-            known.extend(row)
-        self.finish = finish
+        for row, new in enumerate(rows):
+            self.tokens[row].extend(new)
+            self._budget[row] -= len(new)
+            if not ended[row]:
+                self._finish[row] = finish[row]
         logs = [[] for _ in rows]
         if scores is not None:
             logs = [s[:c] for s, c in zip(scores.tolist(), counts, strict=False)]
-        return HostRound(rows, kept, finish, logs)
+        return HostRound(rows, kept, list(self._finish), logs)
 
 
 def _zero_counters(batch: int, draft_length: int):

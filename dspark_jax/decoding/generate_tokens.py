@@ -19,7 +19,7 @@ from dspark_jax.decoding.round import decode_round
 from dspark_jax.decoding.state import RUNNING, Counters, DecodeState, new_state
 from dspark_jax.decoding.words import fold_seeds, round_words
 from dspark_jax.models.attention import block_fits, slots_for
-from dspark_jax.models.params import Tree, is_listed
+from dspark_jax.models.params import Tree, is_stacked
 from dspark_jax.settings import Buckets, SamplingParams
 from dspark_jax.spec import Spec
 
@@ -129,7 +129,7 @@ def generate_tokens(
     if capacity < prompt:
         raise ValueError(f"`capacity` is {capacity}; allowed: at least {prompt}")
     chunks, chunk = _chunks(prompt, capacity)
-    state = new_state(spec, batch, capacity, n, _is_stacked(params))
+    state = new_state(spec, batch, capacity, n, is_stacked(params["target"]))
     state = dataclasses.replace(
         state, budget=jnp.full((batch,), max_new_tokens, jnp.int32)
     )
@@ -190,10 +190,6 @@ def _seed_array(seeds: Any, batch: int) -> jax.Array:
             f"uint32[{batch}, 2]"
         )
     return seeds
-
-
-def _is_stacked(params: Tree) -> bool:
-    return not any(is_listed(x) for x in params["target"]["layers"].values())
 
 
 def _chunks(prompt: int, capacity: int) -> tuple[int, int]:

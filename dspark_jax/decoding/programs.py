@@ -128,6 +128,10 @@ class Programs:
         key = ("round", state.anchor.shape[0], state.capacity, n, variant, logprobs)
         return self._call(key, run, (params, state, requests), (1,))
 
+    def fetch(self, results: Any) -> Any:
+        """Results of a program as numpy arrays; waits for them."""
+        return jax.device_get(results)
+
     def grow(self, state: DecodeState, capacity: int) -> DecodeState:
         """The same state with room for `capacity` positions."""
         extra = slots_for(capacity) - slots_for(state.capacity)

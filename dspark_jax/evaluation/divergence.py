@@ -18,7 +18,7 @@ import numpy as np
 
 from dspark_jax.models import dense
 from dspark_jax.models.kv_cache import empty_cache
-from dspark_jax.models.params import Tree, is_listed
+from dspark_jax.models.params import Tree, is_stacked
 from dspark_jax.models.rows import dense_rows
 from dspark_jax.spec import Spec
 
@@ -106,7 +106,7 @@ def top2_margins(
       token: entry t belongs to token t + 1. Infinity behind a sequence's end.
     """
     batch, width = tokens.shape
-    stacked = not any(is_listed(x) for x in params["target"]["layers"].values())
+    stacked = is_stacked(params["target"])
     dtype = jnp.dtype(spec.cache_dtype)
     # Everything is in the block. The cache stays empty, but has to hold the tiles
     # that the block touches.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -39,18 +40,33 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **found}
 
 
-def read_bandwidth(megabytes: int = 256, repeats: int = 7) -> float:
-    """Bytes a second that a jitted reduction reads; the best of `repeats`."""
-    rows = 16 * megabytes
-    data = jnp.ones((rows, 1 << 14), jnp.float32)
-    reduce = jax.jit(lambda x: jnp.sum(x, axis=1))
-    jax.block_until_ready(reduce(data))
-    best = float("inf")
-    for _ in range(repeats):
+class ReadProbe:
+    """Times a jitted reduction over an array, to see how fast memory is read.
+
+    Attributes:
+      nbytes: of the array.
+      seconds: of a reading, one entry a run.
+    """
+
+    def __init__(self, megabytes: int = 256):
+        """Allocates and compiles."""
+        self._data = jnp.ones((16 * megabytes, 1 << 14), jnp.float32)
+        self._reduce = jax.jit(lambda x: jnp.sum(x, axis=1))
+        self.nbytes = self._data.nbytes
+        self.seconds: list[float] = []
+        self.run()
+        self.seconds.clear()
+
+    def run(self) -> None:
+        """Reads the array once."""
         began = time.perf_counter()
-        jax.block_until_ready(reduce(data))
-        best = min(best, time.perf_counter() - began)
-    return data.nbytes / best
+        jax.block_until_ready(self._reduce(self._data))
+        self.seconds.append(time.perf_counter() - began)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second, median over the runs."""
+        return self.nbytes / statistics.median(self.seconds)
 
 
 def _cpu_name() -> str:

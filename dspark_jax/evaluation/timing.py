@@ -1,61 +1,65 @@
-"""Where a round's time goes: on the device, and on the host between rounds."""
+"""Where a round's time goes: on the device, and on the host between rounds.
+
+The host loop keeps a second round in flight. A cycle is the time from one round's
+results to the next one's; a round on the device is timed by launching many without
+reading anything in between. What a cycle takes longer is the host's share.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
-from dataclasses import dataclass
+from collections import deque
 from typing import Any
 
 import jax
+import numpy as np
 
+from dspark_jax.decoding.batch import Batch
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.publishing import RoundOut
-from dspark_jax.decoding.requests import Requests, Variant
+from dspark_jax.decoding.requests import Requests, Variant, pack_requests
 from dspark_jax.decoding.state import DecodeState
+from dspark_jax.evaluation.machine import ReadProbe
 from dspark_jax.model import Model
-from dspark_jax.models.params import Tree, flatten
+from dspark_jax.models.params import Tree, flatten, is_stacked
+from dspark_jax.settings import SamplingParams
 
 # (B, capacity, draft length, variant): a round program.
-Key = tuple[int, int, int, str]
-
-
-@dataclass(frozen=True)
-class RoundTimes:
-    """Seconds of one round.
-
-    Attributes:
-      total: from the call to the arrival of its results.
-      dispatch: from the call to its return; the device has the work then.
-      gap: between the previous round's results and this call: fetching them,
-        text, stop strings. None for the first round after a prefill.
-    """
-
-    total: float
-    dispatch: float
-    gap: float | None
+Key = tuple[int, int, int, Variant]
+ROUNDS, REPEATS, PROMPT = 12, 7, 32
 
 
 class TimedPrograms(Programs):
-    """A compile table that times every round.
+    """A compile table that notes when results arrive.
 
-    Each round is waited for, which the host loop does anyhow. Rounds that
-    compiled are left out.
+    Cycles in which something was compiled are left out.
 
     Attributes:
-      times: by program.
+      inner: the same table without the clock.
+      cycles: seconds from one round's results to the next one's, by program.
+      calls: seconds that a round's call took, by program.
     """
 
     def __init__(self, programs: Programs):
         """Shares what `programs` has compiled."""
+        self.inner = programs
         self.__dict__.update(programs.__dict__)
-        self.times: dict[Key, list[RoundTimes]] = {}
-        self._arrived: float | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all times."""
+        self.cycles: dict[Key, list[float]] = {}
+        self.calls: dict[Key, list[float]] = {}
+        self._flying: deque[Key] = deque()
+        self._arrived: tuple[float, float] | None = None
 
     def begin(
         self, params: Tree, state: DecodeState, logits: jax.Array, requests: Requests
     ) -> tuple[DecodeState, RoundOut]:
         """See `Programs.begin`; another request starts."""
+        self._flying.clear()
         self._arrived = None
         return super().begin(params, state, logits, requests)
 
@@ -69,45 +73,115 @@ class TimedPrograms(Programs):
     ) -> tuple[DecodeState, RoundOut]:
         """See `Programs.round`."""
         drafts = state.counters.kept.shape[1]
-        key = (state.anchor.shape[0], state.capacity, drafts, variant)
-        compiled = self.seconds
-        began = time.perf_counter()
+        key: Key = (state.anchor.shape[0], state.capacity, drafts, variant)
+        compiled, began = self.seconds, time.perf_counter()
         result = super().round(params, state, requests, variant, logprobs)
-        dispatched = time.perf_counter()
-        jax.block_until_ready(result)
-        arrived = time.perf_counter()
         if self.seconds == compiled:
-            gap = None if self._arrived is None else began - self._arrived
-            one = RoundTimes(arrived - began, dispatched - began, gap)
-            self.times.setdefault(key, []).append(one)
-        self._arrived = arrived
+            self.calls.setdefault(key, []).append(time.perf_counter() - began)
+        self._flying.append(key)
         return result
 
-    def report(self) -> list[dict[str, Any]]:
-        """One entry a program, in milliseconds, JSON-ready."""
-        return [
+    def fetch(self, results: Any) -> Any:
+        """See `Programs.fetch`."""
+        arrays = super().fetch(results)
+        if self._flying:
+            key, now = self._flying.popleft(), time.perf_counter()
+            if self._arrived and self._arrived[1] == self.seconds:
+                self.cycles.setdefault(key, []).append(now - self._arrived[0])
+            self._arrived = (now, self.seconds)
+        return arrays
+
+
+def round_times(model: Model) -> tuple[list[dict[str, Any]], float]:
+    """Times every program that `model.programs` saw, taking turns with memory reads.
+
+    Returns:
+      (entries, bandwidth): one entry a program, in milliseconds; `step_ms` is a
+      round without drafting, the rows' evaluation and verification. Bytes a second
+      that memory is read at.
+    """
+    timed = model.programs
+    assert isinstance(timed, TimedPrograms), "time a model with TimedPrograms"
+    cycles, calls = timed.cycles, timed.calls
+    alone = dataclasses.replace(model, programs=timed.inner)
+    rounds = {key: _Chain(alone, key, drafting=True) for key in cycles}
+    steps = {key: _Chain(alone, key, drafting=False) for key in cycles if key[2]}
+    probe = ReadProbe()
+    for _ in range(REPEATS):
+        for one in (probe, *rounds.values(), *steps.values()):
+            one.run()
+    entries = []
+    for key, times in sorted(cycles.items()):
+        device = statistics.median(rounds[key].seconds)
+        step = statistics.median((steps if key[2] else rounds)[key].seconds)
+        entries.append(
             {
                 "draft_length": key[2],
                 "capacity": key[1],
                 "variant": key[3],
                 "rounds": len(times),
-                "round_ms": _ms(statistics.median(t.total for t in times)),
-                "round_ms_best": _ms(min(t.total for t in times)),
-                **_host(times),
+                "round_ms": _ms(statistics.median(times)),
+                "round_ms_best": _ms(min(times)),
+                "device_ms": _ms(device),
+                "step_ms": _ms(step),
+                "host_ms": _ms(statistics.median(times) - device),
+                "call_ms": _ms(statistics.median(calls[key])),
             }
-            for key, times in sorted(self.times.items())
-        ]
+        )
+    return entries, probe.bandwidth
 
 
-def _host(times: list[RoundTimes]) -> dict[str, float | None]:
-    """Medians of the host's share; the device waits during both parts of it."""
-    gaps = [t.gap for t in times if t.gap is not None]
-    both = [t.gap + t.dispatch for t in times if t.gap is not None]
-    return {
-        "host_ms": _ms(statistics.median(both)) if both else None,
-        "gap_ms": _ms(statistics.median(gaps)) if gaps else None,
-        "dispatch_ms": _ms(statistics.median(t.dispatch for t in times)),
-    }
+class _Chain:
+    """Rounds launched one after another, two in flight, nothing read in between.
+
+    Attributes:
+      seconds: of a round, one entry a run.
+    """
+
+    def __init__(self, model: Model, key: Key, drafting: bool):
+        """Compiles what is needed and runs it once."""
+        batch, capacity, n, variant = key
+        self._model = model
+        self._variant: Variant = variant
+        one = SamplingParams(temperature=0 if variant == "greedy" else 1, stop_ids=())
+        seeds = np.zeros((batch, 2), np.uint32)
+        self._requests = pack_requests([one] * batch, seeds, ())
+        held = Batch(
+            model.spec, model.params, model.programs, self._requests, batch, capacity,
+            n, variant, False,
+        )  # fmt: skip
+        prompt = list(range(min(PROMPT, capacity // 2)))
+        held.start([prompt] * batch, [capacity] * batch)
+        assert held.state is not None
+        self._rounds = max(1, min(ROUNDS, (capacity - len(prompt)) // (n + 1) - 1))
+        self._state, self._programs = held.state, model.programs
+        if not drafting:
+            # Without the draft's cache a round makes no proposal; the one at hand
+            # is verified again and again.
+            self._state = dataclasses.replace(self._state, draft=None)
+            self._programs = Programs(model.spec, is_stacked(model.params["target"]))
+        self._first = {
+            name: np.asarray(getattr(self._state, name))
+            for name in ("length", "budget", "finish")
+        }
+        self.seconds: list[float] = []
+        self.run()
+        self.seconds.clear()
+
+    def run(self) -> None:
+        """Times the rounds, from the same position each time."""
+        first = {name: jax.device_put(x) for name, x in self._first.items()}
+        state, out = dataclasses.replace(self._state, **first), None
+        began = time.perf_counter()
+        for _ in range(self._rounds):
+            earlier = out
+            state, out = self._programs.round(
+                self._model.params, state, self._requests, self._variant, False
+            )
+            jax.block_until_ready(earlier)
+        jax.block_until_ready(out)
+        self.seconds.append((time.perf_counter() - began) / self._rounds)
+        self._state = state
 
 
 def _ms(seconds: float) -> float:

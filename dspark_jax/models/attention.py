@@ -7,7 +7,8 @@ touches come from a window, a small copy of those tiles with the block's own row
 in place. A position is therefore summed in the same order whether it is already
 cached or still in the block, and a row's result does not depend on where its
 block began. That is what makes plain and speculative greedy decoding agree to
-the bit, wherever matrix products do.
+the bit, wherever matrix products do. On CPU, tiles that no request has reached
+are not read.
 
     tile      0        1        2        3
     cache     pppppppp pppppppp ppp..... ........
@@ -17,7 +18,9 @@ the bit, wherever matrix products do.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -127,6 +130,7 @@ def layout(
     )
 
 
+@functools.partial(jax.jit, static_argnames="scale")
 def block_attention(
     q: jax.Array,
     block_k: jax.Array,
@@ -150,6 +154,39 @@ def block_attention(
     Returns:
       float32[B, T, N, d].
     """
+    args = (q, block_k, block_v, cache_k, cache_v, at)
+    tiles = cache_k.shape[2] // at.tile
+
+    def first(count: int) -> Callable[..., jax.Array]:
+        return functools.partial(_attend, scale=scale, tiles=count)
+
+    def as_needed(*args: Any) -> jax.Array:
+        counts = [count for count in (tiles // 4, tiles // 2) if count > 1] + [tiles]
+        needed = jnp.max(at.window_start) // at.tile
+        beyond = [(needed > count).astype(jnp.int32) for count in counts[:-1]]
+        return jax.lax.switch(sum(beyond), [first(count) for count in counts], *args)
+
+    # A choice at run time would make an accelerator wait for its host.
+    return jax.lax.platform_dependent(*args, cpu=as_needed, default=first(tiles))
+
+
+@functools.partial(jax.jit, static_argnames=("scale", "tiles"))
+def _attend(
+    q: jax.Array,
+    block_k: jax.Array,
+    block_v: jax.Array,
+    cache_k: jax.Array,
+    cache_v: jax.Array,
+    at: Layout,
+    *,
+    scale: float,
+    tiles: int,
+) -> jax.Array:
+    """`block_attention` that reads the first `tiles` tiles of the cache only.
+
+    More of them change no bit, as long as they are two or more: XLA on CPU
+    multiplies single tiles in another order.
+    """
     b, t, n, d = q.shape
     k = block_k.shape[1]
     rows = n // k * t
@@ -159,45 +196,43 @@ def block_attention(
     def tiled(x: jax.Array) -> jax.Array:
         return x.reshape(b, k, -1, at.tile, d)
 
+    def cached(x: jax.Array) -> jax.Array:
+        return tiled(x[:, :, : tiles * at.tile])
+
     def scores(keys: jax.Array, mask: jax.Array) -> jax.Array:
         tiles = keys.shape[2]
         spread = jnp.broadcast_to(grouped, (b, k, tiles, rows, d))
         raw = _dot(spread, keys, 4).reshape(b, k, tiles, n // k, t, at.tile)
         return jnp.where(mask[:, None, :, None], raw, NEG_INF)
 
-    on_cache = scores(tiled(cache_k), at.cache_mask)
+    on_cache = scores(cached(cache_k), at.cache_mask[:, :tiles])
     on_window = scores(tiled(_window(cache_k, block_k, at)), at.window_mask)
     top = jnp.maximum(
         jnp.max(on_cache, axis=(2, 5), keepdims=True),
         jnp.max(on_window, axis=(2, 5), keepdims=True),
     )
-    first = at.window_start // at.tile
 
     def sums(logits: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Per tile: total weight [.., rows, 1] and weighed values [.., rows, d]."""
         weights = jnp.exp(logits - top).reshape(*values.shape[:3], rows, at.tile)
         return jnp.sum(weights, axis=-1, keepdims=True), _dot(weights, values, 3)
 
-    cached = sums(on_cache, tiled(cache_v))
-    fresh = sums(on_window, tiled(_window(cache_v, block_v, at)))
-    total, mixed = (
-        jnp.sum(_place(old, new, first), axis=2)
-        for old, new in zip(cached, fresh, strict=True)
-    )
+    old = sums(on_cache, cached(cache_v))
+    new = sums(on_window, tiled(_window(cache_v, block_v, at)))
+    total, mixed = (_in_order(*pair) for pair in zip(old, new, strict=True))
     out = (mixed / total).reshape(b, k, n // k, t, d)
     return out.transpose(0, 3, 1, 2, 4).reshape(b, t, n, d)
 
 
-def _place(cached: jax.Array, fresh: jax.Array, first: jax.Array) -> jax.Array:
-    """Tile sums of the window in their places among those of the cache.
+def _in_order(cached: jax.Array, fresh: jax.Array) -> jax.Array:
+    """The sum over tiles (axis 2), one after the other.
 
-    The cache's own sums are zero there, as its mask ends where the window begins.
+    The cache's tiles are exactly zero from where the window begins, as its mask
+    ends there, so the window's tiles come next in position order.
     """
-    index = jnp.arange(cached.shape[2], dtype=jnp.int32).reshape(1, 1, -1, 1, 1)
-    for step in range(fresh.shape[2]):
-        here = index == (first + step).reshape(-1, 1, 1, 1, 1)
-        cached = jnp.where(here, fresh[:, :, step : step + 1], cached)
-    return cached
+    parts = [cached[:, :, tile] for tile in range(cached.shape[2])]
+    parts += [fresh[:, :, tile] for tile in range(fresh.shape[2])]
+    return functools.reduce(jnp.add, parts)
 
 
 def _window(cache: jax.Array, block: jax.Array, at: Layout) -> jax.Array:

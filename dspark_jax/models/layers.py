@@ -2,7 +2,8 @@
 
 Activations are float32 throughout. A matrix product casts its input to the
 weight's dtype and accumulates in float32, so bfloat16 weights cost their own
-rounding and nothing else. Weights are `[out, in]`.
+rounding and nothing else. Weights are `[out, in]`,
+or cut in panels (`panels`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from flax import nnx
 
 from dspark_jax.config import RopeConfig
+from dspark_jax.models import panels
 from dspark_jax.models.params import Axes, declare
 
 # Norms sum at least this many rows at once.
@@ -26,15 +28,19 @@ def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
 
     Args:
       x: float32[..., in].
-      weight: [out, in], any float dtype.
+      weight: [out, in], any float dtype, or its panels.
 
     Returns:
       float32[..., out].
     """
+    out = panels.whole_shape(weight.shape)[0]
     if x.size == x.shape[-1] and weight.dtype != jnp.float32:
         # XLA on CPU has no fast path for one row of short floats (12-25x).
         pair = jnp.broadcast_to(x.reshape(1, -1), (2, x.shape[-1]))
-        return matmul(pair, weight)[:1].reshape(*x.shape[:-1], weight.shape[0])
+        return matmul(pair, weight)[:1].reshape(*x.shape[:-1], out)
+    if panels.is_cut(weight.shape):
+        flat = panels.product(x.reshape(-1, x.shape[-1]), weight)
+        return flat.reshape(*x.shape[:-1], out)
     # Accelerators would otherwise round float32 inputs to shorter formats.
     exact = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
     return jax.lax.dot_general(

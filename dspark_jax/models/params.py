@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dspark_jax.models import panels
+
 Tree = dict[str, Any]
 Axes = tuple[str | None, ...]
 
@@ -93,11 +95,12 @@ def stack_shapes(shapes: Tree, axes: Tree, count: int) -> tuple[Tree, Tree]:
     return unflatten(stacked), unflatten(named)
 
 
-def unstack_layers(params: Tree) -> Tree:
-    """`params` with every stacked layer group split into one dict a layer.
+def for_cpu(params: Tree) -> Tree:
+    """`params` as decoding on a CPU wants them: layers listed, matrices cut.
 
     XLA on CPU copies a layer's weights out of a stack at each use, so separate
-    arrays decode faster there. Splitting twice changes nothing.
+    arrays decode faster there; for the cut see `panels`. Doing it twice changes
+    nothing.
     """
     groups: Tree = {}
     for kind, stack in params.get("layers", {}).items():
@@ -108,15 +111,27 @@ def unstack_layers(params: Tree) -> Tree:
 def _split(stack: Tree) -> Tree:
     flat = flatten(stack)
     count = next(iter(flat.values())).shape[0]
-    return {
-        str(i): unflatten({path: leaf[i] for path, leaf in flat.items()})
-        for i in range(count)
-    }
+
+    def layer(index: int) -> Tree:
+        leaves = {path: leaf[index] for path, leaf in flat.items()}
+        return unflatten(
+            {
+                path: panels.cut(leaf) if panels.can_cut(leaf) else leaf
+                for path, leaf in leaves.items()
+            }
+        )
+
+    return {str(index): layer(index) for index in range(count)}
 
 
 def is_listed(stack: Tree) -> bool:
     """Whether a layer group holds one dict a layer ("0", "1", ...)."""
     return "0" in stack
+
+
+def is_stacked(params: Tree) -> bool:
+    """Whether all layers of a model lie in stacks."""
+    return not any(is_listed(stack) for stack in params["layers"].values())
 
 
 def layer_at(stack: Tree, index: int) -> Tree:
@@ -196,8 +211,8 @@ def random_params(shapes: Tree, key: jax.Array, scale: float = 1.0) -> Tree:
 def check_tree(params: Tree, shapes: Tree, what: str) -> None:
     """Raises ValueError unless `params` matches the declaration `shapes`.
 
-    Layer groups may be stacked or listed; dtypes are free, so that a caller
-    may keep other precisions.
+    Layer groups may be stacked or listed, listed ones cut; dtypes are free, so that
+    a caller may keep other precisions.
     """
     listed = {k for k, v in params.get("layers", {}).items() if is_listed(v)}
     want: dict[tuple[str, ...], tuple[int, ...]] = {}
@@ -208,6 +223,9 @@ def check_tree(params: Tree, shapes: Tree, what: str) -> None:
         else:
             want[path] = leaf.shape
     have = {path: tuple(leaf.shape) for path, leaf in flatten(params).items()}
+    for path in have:
+        if path[0] == "layers" and path[1] in listed:
+            have[path] = panels.whole_shape(have[path])
     problems = [f"missing {'.'.join(p)}" for p in want if p not in have]
     problems += [f"unexpected {'.'.join(p)}" for p in have if p not in want]
     problems += [

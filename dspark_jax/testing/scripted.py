@@ -16,7 +16,7 @@ from dspark_jax.config import AttentionConfig, DecoderConfig, DraftConfig
 from dspark_jax.model import Model, make_model
 from dspark_jax.models import dense
 from dspark_jax.models.draft import backbone
-from dspark_jax.models.params import flatten, unflatten, unstack_layers
+from dspark_jax.models.params import flatten, for_cpu, unflatten
 from dspark_jax.spec import Spec
 from dspark_jax.text import Tokenizer
 
@@ -80,8 +80,8 @@ def scripted_model(
     draft_params["markov"]["w1"]["weight"] = jnp.asarray(one_hot)
     draft_params["markov"]["w2"]["weight"] = jnp.asarray(draft_table.T.copy())
     params = {
-        "target": unstack_layers(target_params),
-        "draft": unstack_layers(draft_params),
+        "target": for_cpu(target_params),
+        "draft": for_cpu(draft_params),
     }
     return make_model(Spec(target, draft), params, tokenizer, "scripted")
 

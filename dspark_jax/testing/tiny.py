@@ -18,7 +18,7 @@ from dspark_jax.config import (
 from dspark_jax.model import Model, make_model
 from dspark_jax.models import dense
 from dspark_jax.models.draft import backbone
-from dspark_jax.models.params import random_params, unstack_layers
+from dspark_jax.models.params import for_cpu, random_params
 from dspark_jax.spec import Spec
 from dspark_jax.text import Tokenizer
 from dspark_jax.text.token_bytes import BYTE_ALPHABET
@@ -165,6 +165,6 @@ def tiny_model(
         order = jax.random.permutation(second, target.valid_vocab or target.vocab_size)
         params["draft"]["d2t"] = order[: reduced.shape[0]].astype(reduced.dtype)
     if not stacked:
-        params = {name: unstack_layers(tree) for name, tree in params.items()}
+        params = {name: for_cpu(tree) for name, tree in params.items()}
     tokenizer = byte_tokenizer() if target.vocab_size >= VOCAB else None
     return make_model(Spec(target, draft), params, tokenizer, f"tiny-{architecture}")

@@ -12,7 +12,7 @@ import pytest
 from dspark_jax import AttentionConfig, DecoderConfig
 from dspark_jax.models import attention, dense
 from dspark_jax.models.kv_cache import empty_cache
-from dspark_jax.models.params import random_params, unstack_layers
+from dspark_jax.models.params import for_cpu, random_params
 from dspark_jax.models.rows import dense_rows, uniform_rows
 
 CAPACITY, WIDTH, PROMPT, STEPS = 128, 6, 59, 12
@@ -32,7 +32,7 @@ CONFIG = DecoderConfig(
 @pytest.fixture(scope="module")
 def params():
     shapes = dense.abstract_params(CONFIG)
-    return unstack_layers(random_params(shapes, jax.random.key(0)))
+    return for_cpu(random_params(shapes, jax.random.key(0)))
 
 
 def logits(params, batch: int, length: int, config=CONFIG) -> np.ndarray:
@@ -99,6 +99,29 @@ def test_attention_is_bit_equal_wherever_the_block_begins():
     assert all((row == found[0]).all() for row in found)
 
 
+@pytest.mark.parametrize("batch", [1, 4])
+def test_tiles_that_nobody_reached_change_no_bit(batch):
+    """Every choice of tiles that holds the cached positions, at a larger cache."""
+    capacity, cached = 512, 130
+    slots, tile = attention.slots_for(capacity), attention.tile_size(capacity)
+    keys = jax.random.split(jax.random.key(3), 5)
+    q = jax.random.normal(keys[0], (batch, WIDTH, 9, 64))
+    k, v = (jax.random.normal(key, (batch, 3, WIDTH, 64)) for key in keys[1:3])
+    caches = [jax.random.normal(key, (batch, 3, slots, 64)) for key in keys[3:]]
+    start = cached - jnp.arange(batch, dtype=jnp.int32) * 3
+    at = attention.layout(start, WIDTH, slots, tile, None, causal=True)
+    args = (q, k, v, *caches, at)
+    every = slots // tile
+    whole = np.asarray(attention._attend(*args, scale=0.125, tiles=every))
+    for tiles in (2, 3, every // 2):
+        part = np.asarray(attention._attend(*args, scale=0.125, tiles=tiles))
+        assert (part == whole).all(), tiles
+    assert (np.asarray(attention.block_attention(*args, 0.125)) == whole).all()
+    # A choice that leaves cached positions out is another result.
+    fewer = np.asarray(attention._attend(*args, scale=0.125, tiles=1))
+    assert np.abs(fewer - whole).max() > 1e-3
+
+
 def test_control_two_sums_that_meet_at_the_block_differ(monkeypatch):
     """With the cache summed up to the block, a position moves between two sums."""
 
@@ -116,11 +139,7 @@ def test_control_two_sums_that_meet_at_the_block_differ(monkeypatch):
             tile=tile,
         )
 
-    def side_by_side(cached, fresh, first):
-        return jnp.concatenate([cached, fresh], axis=2)
-
     monkeypatch.setattr(attention, "layout", at_the_block)
-    monkeypatch.setattr(attention, "_place", side_by_side)
     found = [attended(start) for start in range(60, 66)]
     for row in found:
         np.testing.assert_allclose(row, found[0], rtol=0, atol=1e-5)

@@ -18,7 +18,7 @@ from dspark_jax.decoding.words import round_words
 from dspark_jax.models import dense
 from dspark_jax.models.draft import backbone
 from dspark_jax.models.layers import matmul
-from dspark_jax.models.params import random_params, unstack_layers
+from dspark_jax.models.params import for_cpu, random_params
 from dspark_jax.settings import SamplingParams
 from dspark_jax.testing import tiny_config, tiny_draft_config
 
@@ -94,7 +94,7 @@ def abstract(spec):
     }
 
     def init(key):
-        listed = {k: unstack_layers(random_params(t, key)) for k, t in trees.items()}
+        listed = {k: for_cpu(random_params(t, key)) for k, t in trees.items()}
         return listed
 
     return jax.eval_shape(init, jax.random.key(0))

@@ -13,7 +13,7 @@ import numpy as np
 
 import dspark_jax as dspark
 from dspark_jax.checkpoint.load import fit_draft, read_params
-from dspark_jax.models.params import Tree, unstack_layers
+from dspark_jax.models.params import Tree, for_cpu
 
 DATA = Path(__file__).parent.parent / "data"
 TARGETS = ("llama_rand", "qwen3_rand", "gemma4_rand", "qwen3_trained")
@@ -63,7 +63,7 @@ def pair(name: str) -> dspark.Model:
     folder, draft, _ = DRAFTS[name]
     target_config, target = read_target(folder)
     draft_config, draft_params = read_draft(folder, draft)
-    params = {"target": unstack_layers(target), "draft": unstack_layers(draft_params)}
+    params = {"target": for_cpu(target), "draft": for_cpu(draft_params)}
     return dspark.make_model(dspark.Spec(target_config, draft_config), params)
 
 

@@ -10,7 +10,7 @@ import pytest
 from dspark_jax.config import RopeConfig
 from dspark_jax.models import dense
 from dspark_jax.models.kv_cache import empty_cache
-from dspark_jax.models.params import unstack_layers
+from dspark_jax.models.params import for_cpu
 from dspark_jax.models.rows import dense_rows
 from tests.models.goldens import (
     TARGETS,
@@ -28,7 +28,7 @@ CAPACITY, CHUNK = 40, 8
 
 def setup(name, stacked):
     config, params = read_target(name)
-    params = params if stacked else unstack_layers(params)
+    params = params if stacked else for_cpu(params)
     cache = empty_cache(config, 2, CAPACITY, jnp.dtype("float32"), stacked)
     return config, params, cache
 
