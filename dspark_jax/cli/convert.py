@@ -21,6 +21,7 @@ from rich.progress import (
 
 from dspark_jax.checkpoint import convert as conversion
 from dspark_jax.checkpoint.known import resolve
+from dspark_jax.cli.common import one_line_errors
 
 
 def convert(
@@ -37,15 +38,10 @@ def convert(
     ] = True,
 ) -> None:
     """Convert a published checkpoint to a directory that loads fast and sharded."""
-    console = Console(stderr=True)
-    try:
-        with _progress(console) as report:
-            made = conversion.convert(
-                resolve(src), dst, dtype=dtype, verify=verify, progress=report
-            )
-    except ValueError as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from None
+    with one_line_errors(), _progress(Console(stderr=True)) as report:
+        made = conversion.convert(
+            resolve(src), dst, dtype=dtype, verify=verify, progress=report
+        )
     checked = ", verified" if made.verified else ""
     typer.echo(
         f"{made.path}: {made.kind}, {made.parameters:,} parameters, "

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from dspark_jax.checkpoint.describe import describe
 from dspark_jax.checkpoint.known import resolve
+from dspark_jax.cli.common import one_line_errors
 
 
 def info(
@@ -22,13 +23,8 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Describe a checkpoint: format, kind, settings, sizes, where it came from."""
-    try:
+    with one_line_errors():
         facts = describe(resolve(path))
-    except ValueError as error:
-        Console(stderr=True).print(
-            f"error: {error}", style="red", markup=False, highlight=False
-        )
-        raise typer.Exit(1) from None
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return

@@ -146,7 +146,7 @@ class DecoderLayer(nnx.Module):
         out = self.o_proj(view.rows.flat(mixed))
         if self.gemma:
             out = self.post_attention_norm(out)
-        return self._mlp_sublayer(x + out), k, v
+        return self.mlp_sublayer(x + out), k, v
 
     def context_kv(self, context: jax.Array, view: BlockView):
         """Keys and values of context rows, which skip the input norm.
@@ -173,7 +173,8 @@ class DecoderLayer(nnx.Module):
         k = rotate(view.rows.pad(k), view.cos[:, :, None], view.sin[:, :, None])
         return k.transpose(0, 2, 1, 3), view.rows.pad(v).transpose(0, 2, 1, 3)
 
-    def _mlp_sublayer(self, x: jax.Array) -> jax.Array:
+    def mlp_sublayer(self, x: jax.Array) -> jax.Array:
+        """The second half of the layer: float32[..., H] to the same shape."""
         if not self.gemma:
             return x + self._mlp(self.post_attention_norm(x))
         out = self.post_feedforward_norm(self._mlp(self.pre_feedforward_norm(x)))

@@ -115,7 +115,7 @@ def _layer(
     out = module.o_proj(mixed)
     if module.gemma:
         out = module.post_attention_norm(out)
-    return module._mlp_sublayer(x + out)
+    return module.mlp_sublayer(x + out)
 
 
 def _heads(x: jax.Array, head_dim: int) -> jax.Array:

@@ -74,7 +74,7 @@ def test_errors_are_one_line_and_a_status(run, data_dir, tmp_path):
     ]
     for args in wrong:
         result = run(*args)
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert result.output.startswith("error: ") and "Traceback" not in result.output
     assert not (tmp_path / "out").exists()
 
