@@ -27,5 +27,6 @@ def draw(probs: jax.Array, u: jax.Array, *, axis_name: str | None = None) -> jax
     total = fold(sums)
     if axis_name is not None:
         total = jax.lax.psum(total, axis_name)
-    token = locate_in_tiles(tiles, sums, u * total, probs.shape[1], axis_name)
+    width = probs.shape[1]
+    token, _ = locate_in_tiles(tiles, sums, u * total, width, axis_name)
     return jnp.where(total > 0, token, -1)

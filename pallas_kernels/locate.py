@@ -28,6 +28,22 @@ def locate(
       int32[R], the lowest global id whose inclusive cumulative weight exceeds
       `point`; -1 for a row without positive weight.
     """
+    return locate_offset(weights, point, axis_name)[0]
+
+
+def locate_offset(
+    weights: jax.Array, point: jax.Array, axis_name: str | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """`locate`, and how far behind the start of the token's interval the point lies.
+
+    Args:
+      weights: as for `locate`.
+      point: as for `locate`.
+      axis_name: as for `locate`.
+
+    Returns:
+      (int32[R] as `locate`, offset [R] in the dtype of `point`).
+    """
     tiles = as_tiles(weights)
     return locate_in_tiles(tiles, fold(tiles), point, weights.shape[1], axis_name)
 
@@ -38,8 +54,8 @@ def locate_in_tiles(
     point: jax.Array,
     width: int,
     axis_name: str | None = None,
-) -> jax.Array:
-    """`locate` for a caller that already has the tiles and their sums.
+) -> tuple[jax.Array, jax.Array]:
+    """`locate_offset` for a caller that already has the tiles and their sums.
 
     Args:
       tiles: float32 or int32[R, n, t]. The weights, from `as_tiles`.
@@ -49,7 +65,7 @@ def locate_in_tiles(
       axis_name: mesh axis over which the vocabulary is split, or None.
 
     Returns:
-      int32[R], as `locate`.
+      As `locate_offset`.
     """
     if axis_name is not None:
         shares = jax.lax.all_gather(fold(sums), axis_name, axis=1)
@@ -57,15 +73,18 @@ def locate_in_tiles(
     tile, point = _descend(sums, point)
     chosen = jnp.maximum(tile, 0)[:, None, None]
     inside = jnp.take_along_axis(tiles, chosen, axis=1)[:, 0]
-    column, _ = _descend(inside, point)
+    column, offset = _descend(inside, point)
     local = jnp.where(tile < 0, -1, tile * tiles.shape[2] + column)
     if axis_name is None:
-        return local
+        return local, offset
     # The sum leaves every device with the owner's answer; the shift by one lets
     # a row without an owner come out as -1.
     here = jax.lax.axis_index(axis_name).astype(jnp.int32)
-    answer = jnp.where(share == here, here * width + local + 1, 0)
-    return jax.lax.psum(answer, axis_name) - 1
+    mine = share == here
+    answer = jnp.where(mine, here * width + local + 1, 0)
+    offset = jnp.where(mine, offset, jnp.zeros_like(offset))
+    answer, offset = jax.lax.psum((answer, offset), axis_name)
+    return answer - 1, offset
 
 
 def _descend(weights: jax.Array, point: jax.Array) -> tuple[jax.Array, jax.Array]:
