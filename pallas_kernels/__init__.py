@@ -1,4 +1,4 @@
-"""Accelerator building blocks: distributions, drawing, verification, publication.
+"""Accelerator building blocks: integer rows, drawing, verification, publication.
 
 This package is the bottom layer. It imports nothing from `dspark_jax`, holds no
 state and reads no settings: arrays in, arrays out. A row is one next-token
@@ -9,24 +9,23 @@ shard's share, while token ids stay global.
 """
 
 from pallas_kernels.draw import draw
-from pallas_kernels.filters import (
-    argmax_ids,
-    filtered_probabilities,
-    probabilities,
-)
+from pallas_kernels.filters import argmax_ids, filtered_rows
+from pallas_kernels.fixed_point import scale_of
+from pallas_kernels.integer_rows import TOTAL, integer_rows, points
 from pallas_kernels.publish.api import Published, publish
 from pallas_kernels.verify.api import VerifiedRows, verify_greedy, verify_rows
-from pallas_kernels.words import uniform
 
 __all__ = [
+    "TOTAL",
     "Published",
     "VerifiedRows",
     "argmax_ids",
     "draw",
-    "filtered_probabilities",
-    "probabilities",
+    "filtered_rows",
+    "integer_rows",
+    "points",
     "publish",
-    "uniform",
+    "scale_of",
     "verify_greedy",
     "verify_rows",
 ]

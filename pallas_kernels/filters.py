@@ -13,19 +13,17 @@ All filters keep a prefix of one order: logit descending, equal logits by lower 
 
 So the filters intersect to the shortest of three prefixes, which is found without
 sorting: by bisection on an order-preserving integer image of the logit, and by id
-among the tokens that share the logit at the end. Masses are compared as integers in
-units of 2^-30, whose sums do not depend on the order of summation.
+among the tokens that share the logit at the end. Masses are those of the integer
+row, whose sums do not depend on the order of summation.
 """
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.integer_rows import TOTAL, full_width, row_powers, weights_of
 from pallas_kernels.locate import locate
 from pallas_kernels.vocab_axis import lowest_id, row_max, row_sum, token_ids
 
-# Below this temperature a row means its argmax.
-GREEDY_BELOW = 1e-5
-_UNIT = 2**30
 # A limit that no mass and no count exceeds.
 _OFF = 2**31 - 1
 
@@ -45,75 +43,39 @@ def argmax_ids(logits: jax.Array, axis_name: str | None = None) -> jax.Array:
     return jnp.where(jnp.isfinite(top), first, -1)
 
 
-def probabilities(
-    logits: jax.Array, temperature: jax.Array, *, axis_name: str | None = None
-) -> jax.Array:
-    """Softmax of `logits / temperature`, in float32.
-
-    Args:
-      logits: float32[R, V]. -inf excludes a token: its probability is exactly 0.
-      temperature: float32[R]. Below 1e-5 the row is a one-hot at its argmax.
-      axis_name: mesh axis over which `V` is split, or None.
-
-    Returns:
-      float32[R, V]; a row that holds NaN or +inf or nothing but -inf is all zero.
-    """
-    weights = _weights(logits, temperature, axis_name)
-    return _normalised(weights, axis_name)
-
-
-def filtered_probabilities(
+def filtered_rows(
     logits: jax.Array,
-    temperature: jax.Array,
+    scale: jax.Array,
     top_p: jax.Array,
     top_k: jax.Array,
     min_p: jax.Array,
     *,
     axis_name: str | None = None,
 ) -> jax.Array:
-    """`probabilities` cut by min-p, top-p and top-k and normalised again.
+    """`integer_rows` cut by min-p, top-p and top-k and normalised again.
 
     Args:
-      logits: float32[R, V].
-      temperature: float32[R].
+      logits: float32[R, V]. -inf excludes a token.
+      scale: float32[R], from `scale_of`.
       top_p: float32[R]. At least 1 is off.
       top_k: int32[R]. At most 0, or at least `V`, is off.
       min_p: float32[R]. 0 is off.
       axis_name: mesh axis over which `V` is split, or None.
 
     Returns:
-      float32[R, V]; exactly 0 outside the kept set, which is never empty unless
-      `probabilities` is all zero.
+      int32[R, V]; exactly 0 outside the kept set, which is never empty unless the
+      row has no law.
     """
     logits = logits.astype(jnp.float32)
-    weights = _weights(logits, temperature, axis_name)
-    p = _normalised(weights, axis_name)
-    keep = _nucleus(logits, p, top_p, top_k, axis_name)
-    # The largest weight is exactly 1, so the weight is p / max(p).
-    keep &= weights >= min_p[:, None]
-    return _normalised(jnp.where(keep, weights, 0.0), axis_name)
-
-
-def _weights(
-    logits: jax.Array, temperature: jax.Array, axis_name: str | None
-) -> jax.Array:
-    """exp((logit - max) / T): 1 at the maximum; a one-hot when greedy."""
-    logits = logits.astype(jnp.float32)
-    top = row_max(logits, axis_name)
-    usable = jnp.isfinite(top)
-    below = logits - jnp.where(usable, top, 0.0)[:, None]
-    weights = jnp.exp(below / jnp.maximum(temperature, GREEDY_BELOW)[:, None])
-    first = lowest_id(below == 0, axis_name)[:, None]
-    one_hot = token_ids(logits.shape[1], axis_name) == first
-    greedy = (temperature < GREEDY_BELOW)[:, None]
-    weights = jnp.where(greedy, one_hot.astype(jnp.float32), weights)
-    return jnp.where(usable[:, None], weights, 0.0)
-
-
-def _normalised(weights: jax.Array, axis_name: str | None) -> jax.Array:
-    # A usable row holds a weight of exactly 1, so 1 only guards the zero rows.
-    total = jnp.maximum(row_sum(weights, axis_name), 1.0)
-    return weights / total[:, None]
+    width = full_width(logits, axis_name)
+    power = row_powers(logits, scale, axis_name)
+    mass = weights_of(power, width, axis_name=axis_name)
+    keep = _nucleus(logits, mass, top_p, top_k, axis_name)
+    # Powers are within 8 units, so that a token right at the limit stays.
+    least = (jnp.clip(min_p, 0.0, 1.0) * 2.0**31).astype(jnp.uint32)
+    keep &= power >= (jnp.maximum(least, 8) - 8)[:, None]
+    kept = jnp.where(keep, power, jnp.uint32(0))
+    return weights_of(kept, width, axis_name=axis_name)
 
 
 def _order_key(logits: jax.Array) -> jax.Array:
@@ -126,7 +88,7 @@ def _order_key(logits: jax.Array) -> jax.Array:
 
 def _nucleus(
     logits: jax.Array,
-    p: jax.Array,
+    mass: jax.Array,
     top_p: jax.Array,
     top_k: jax.Array,
     axis_name: str | None,
@@ -137,9 +99,8 @@ def _nucleus(
     limit, the amount being mass against top_p or tokens against top_k - 1.
     """
     key = _order_key(logits)
-    mass = jnp.round(p * _UNIT).astype(jnp.int32)
     mass_limit = jnp.where(
-        top_p < 1, (jnp.clip(top_p, 0.0, 1.0) * _UNIT).astype(jnp.int32), _OFF
+        top_p < 1, (jnp.clip(top_p, 0.0, 1.0) * TOTAL).astype(jnp.int32), _OFF
     )
     count_limit = jnp.where(top_k > 0, top_k - 1, _OFF)
 

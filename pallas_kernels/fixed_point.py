@@ -150,7 +150,7 @@ def reciprocal(high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
       low: uint32[R], below 2^20.
 
     Returns:
-      (r, n): uint32[R] and uint32[R], so that part(e, r) is e / Z in units of
+      (r, n): uint32[R] and uint32[R], so that high_word(e, r) is e / Z in units of
       2^-n, 31 <= n <= 51.
     """
     length = jnp.uint32(32) - jax.lax.clz(high)

@@ -45,28 +45,7 @@ def locate_offset(
       (int32[R] as `locate`, offset [R] in the dtype of `point`).
     """
     tiles = as_tiles(weights)
-    return locate_in_tiles(tiles, fold(tiles), point, weights.shape[1], axis_name)
-
-
-def locate_in_tiles(
-    tiles: jax.Array,
-    sums: jax.Array,
-    point: jax.Array,
-    width: int,
-    axis_name: str | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """`locate_offset` for a caller that already has the tiles and their sums.
-
-    Args:
-      tiles: float32 or int32[R, n, t]. The weights, from `as_tiles`.
-      sums: same dtype [R, n]. Their sums, from `fold`.
-      point: same dtype [R]. At least 0.
-      width: columns before tiling.
-      axis_name: mesh axis over which the vocabulary is split, or None.
-
-    Returns:
-      As `locate_offset`.
-    """
+    sums, width = fold(tiles), weights.shape[1]
     if axis_name is not None:
         shares = jax.lax.all_gather(fold(sums), axis_name, axis=1)
         share, point = _descend(shares, point)

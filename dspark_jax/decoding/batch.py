@@ -71,7 +71,7 @@ class Batch:
         self.resettle(requests, variant, logprobs)
         self.count = count
         self.draft_length = draft_length
-        self.size = requests.temperature.shape[0]
+        self.size = requests.scale.shape[0]
         self.state: DecodeState | None = programs.init(
             self.size, capacity, draft_length
         )
@@ -136,7 +136,7 @@ class Batch:
         state, out = self._programs.begin(self._params, state, logits, self._requests)
         if self._variant == "greedy" and state.proposal is not None:
             # Greedy rounds carry no laws.
-            proposal = dataclasses.replace(state.proposal, probs=None)
+            proposal = dataclasses.replace(state.proposal, weights=None, offset=None)
             state = dataclasses.replace(state, proposal=proposal)
         self.state = state
         return self._receive(out)

@@ -17,10 +17,8 @@ from jax.sharding import PartitionSpec
 
 from dspark_jax.decoding.requests import Requests, Variant
 from dspark_jax.spec import Spec
-from pallas_kernels import filters
-from pallas_kernels.draw import draw
+from pallas_kernels import argmax_ids, draw, filtered_rows, integer_rows, points
 from pallas_kernels.verify import VerifiedRows, verify_greedy, verify_rows
-from pallas_kernels.words import uniform
 
 
 def over_vocabulary(
@@ -73,22 +71,20 @@ def law(
       row: int32[R]. Request of each row.
 
     Returns:
-      float32[R, V].
+      int32[R, V], integer rows.
     """
 
     def pick(x: jax.Array) -> jax.Array:
         return jnp.take(x, row, axis=0, mode="clip")
 
-    temperature = pick(requests.temperature)
+    scale = pick(requests.scale)
     if variant == "sampled":
-        return over_vocabulary(
-            spec, filters.probabilities, [logits], [temperature], True
-        )
+        return over_vocabulary(spec, integer_rows, [logits], [scale], True)
     return over_vocabulary(
         spec,
-        filters.filtered_probabilities,
+        filtered_rows,
         [logits],
-        [temperature, pick(requests.top_p), pick(requests.top_k), pick(requests.min_p)],
+        [scale, pick(requests.top_p), pick(requests.top_k), pick(requests.min_p)],
         True,
     )
 
@@ -99,8 +95,8 @@ def choose(
     logits: jax.Array,
     requests: Requests,
     words: jax.Array | None,
-) -> tuple[jax.Array, jax.Array | None]:
-    """One token a request, and the law it was drawn from.
+) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+    """One token a request, and how it was drawn.
 
     Args:
       spec: gives the mesh.
@@ -110,14 +106,16 @@ def choose(
       words: uint32[B]; unused when greedy.
 
     Returns:
-      (int32[B], float32[B, V] or None when greedy).
+      (int32[B], the integer row int32[B, V], the offset in it int32[B]); the row
+      and the offset are None when greedy.
     """
     if variant == "greedy" or words is None:
-        ids = over_vocabulary(spec, filters.argmax_ids, [logits], [], False)
-        return ids, None
+        ids = over_vocabulary(spec, argmax_ids, [logits], [], False)
+        return ids, None, None
     row = jnp.arange(logits.shape[0], dtype=jnp.int32)
-    probs = law(spec, variant, logits, requests, row)
-    return over_vocabulary(spec, draw, [probs], [uniform(words)], False), probs
+    weights = law(spec, variant, logits, requests, row)
+    ids, offset = over_vocabulary(spec, draw, [weights], [points(words)], False)
+    return ids, weights, offset
 
 
 def verify(
@@ -127,10 +125,10 @@ def verify(
     requests: Requests,
     row: jax.Array,
     draft_ids: jax.Array,
-    draft_probs: jax.Array | None,
+    draft_rows: jax.Array | None,
+    offsets: jax.Array | None,
     is_verify: jax.Array,
-    accept_words: jax.Array,
-    token_words: jax.Array,
+    words: jax.Array,
 ) -> VerifiedRows:
     """Verdicts on flat rows; see `pallas_kernels.verify`.
 
@@ -141,11 +139,11 @@ def verify(
       requests: settings of B requests.
       row: int32[G]. Request of each row.
       draft_ids: int32[G]. The draft that each row judges.
-      draft_probs: float32[G, V]. Its law on the target's ids; None when greedy
-        or when nothing was drafted.
+      draft_rows: int32[G, V]. The row it was drawn from, on the target's ids; None
+        when greedy, and when nothing was drafted.
+      offsets: int32[G]. Where its point lies in its interval; None with the rows.
       is_verify: bool[G]. False for fresh rows.
-      accept_words: uint32[G].
-      token_words: uint32[G].
+      words: uint32[G]. Of the fresh rows.
     """
     if variant == "greedy":
         return over_vocabulary(
@@ -155,14 +153,16 @@ def verify(
             [draft_ids, is_verify],
             False,
         )
-    if draft_probs is None:
-        draft_probs = jnp.zeros_like(logits)
-    probs = law(spec, variant, logits, requests, row)
+    weights = law(spec, variant, logits, requests, row)
+    if draft_rows is None or offsets is None:
+        token, _ = over_vocabulary(spec, draw, [weights], [points(words)], False)
+        one = jnp.ones_like(token)
+        return VerifiedRows(one.astype(bool), token, one.astype(jnp.float32))
     return over_vocabulary(
         spec,
         verify_rows,
-        [probs, draft_probs],
-        [draft_ids, is_verify, accept_words, token_words],
+        [weights, draft_rows],
+        [draft_ids, offsets, is_verify, points(words)],
         False,
     )
 

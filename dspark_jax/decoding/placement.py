@@ -34,7 +34,9 @@ def _by_request(spec: Spec, x: Any) -> jax.sharding.NamedSharding:
     """[B, ...]; a last axis as long as a vocabulary is one."""
     axes: list[str | None] = ["batch", *[None] * (x.ndim - 1)]
     widths = [spec.target.vocab_size] + ([spec.draft.head_rows] if spec.draft else [])
-    if x.ndim > 1 and x.shape[-1] in widths and x.dtype == "float32":
+    of_logits = x.ndim > 1 and x.dtype == "float32"
+    of_weights = x.ndim > 2 and x.dtype == "int32"
+    if x.shape and x.shape[-1] in widths and (of_logits or of_weights):
         axes[-1] = "vocab"
     return spec.sharding(x.shape, *axes)
 

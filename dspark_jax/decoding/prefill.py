@@ -87,7 +87,7 @@ def begin(
       variant: what the program can do.
       logprobs: whether log-probabilities are wanted.
     """
-    token, _ = laws.choose(spec, variant, logits, requests, words.fresh[:, 0])
+    token, _, _ = laws.choose(spec, variant, logits, requests, words.fresh[:, 0])
     batch = token.shape[0]
     state, out = settle(
         state,

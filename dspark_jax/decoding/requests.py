@@ -13,6 +13,7 @@ import numpy as np
 
 from dspark_jax.decoding.words import seed_words
 from dspark_jax.settings import SamplingParams
+from pallas_kernels import scale_of
 
 # What a compiled program can do: argmax only; softmax; softmax and filters.
 Variant = Literal["greedy", "sampled", "filtered"]
@@ -22,7 +23,7 @@ MAX_STOP_IDS = 8
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["temperature", "top_p", "top_k", "min_p", "seeds", "stop_ids"],
+    data_fields=["scale", "top_p", "top_k", "min_p", "seeds", "stop_ids"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Requests:
     """Per-request settings.
 
     Attributes:
-      temperature: float32[B]. Below 1e-5 is greedy.
+      scale: float32[B]. 1 / temperature in the units of integer rows, see
+        `pallas_kernels.scale_of`; 0 is greedy.
       top_p: float32[B]. 1 is off.
       top_k: int32[B]. 0 is off.
       min_p: float32[B]. 0 is off.
@@ -38,7 +40,7 @@ class Requests:
       stop_ids: int32[B, S]. -1 pads.
     """
 
-    temperature: jax.Array
+    scale: jax.Array
     top_p: jax.Array
     top_k: jax.Array
     min_p: jax.Array
@@ -81,7 +83,7 @@ def pack_requests(
             seeds[row] = seed_words(one.seed)
     top_k = [max(one.top_k or 0, 0) for one in sampling]
     return Requests(
-        temperature=_floats([s.temperature for s in sampling]),
+        scale=jnp.asarray(scale_of(np.asarray([s.temperature for s in sampling]))),
         top_p=_floats([s.top_p for s in sampling]),
         top_k=jnp.asarray(np.asarray(top_k, np.int32)),
         min_p=_floats([s.min_p for s in sampling]),

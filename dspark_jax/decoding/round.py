@@ -130,8 +130,8 @@ def _judge(
     if proposal is None or spec.draft is None:
         no_draft = jnp.full_like(rows.token, -1)
         return laws.verify(
-            spec, variant, logits, requests, rows.request, no_draft, None, is_verify,
-            fresh, fresh,
+            spec, variant, logits, requests, rows.request, no_draft, None, None,
+            is_verify, fresh,
         )  # fmt: skip
     slot = rows.request * n + jnp.minimum(rows.local_step, n - 1)
 
@@ -139,10 +139,11 @@ def _judge(
         flat = x[:, :n].reshape(-1, *x.shape[2:])
         return jnp.take(flat, slot, axis=0, mode="clip")
 
-    probs = proposal.probs
-    if probs is not None:
+    weights, offset = proposal.weights, proposal.offset
+    if weights is not None and offset is not None:
         d2t = params["draft"].get("d2t")
-        probs = spread(per_draft(probs), d2t, spec.target.vocab_size)
+        weights = spread(per_draft(weights), d2t, spec.target.vocab_size)
+        offset = per_draft(offset)
     return laws.verify(
         spec,
         variant,
@@ -150,8 +151,8 @@ def _judge(
         requests,
         rows.request,
         per_draft(proposal.ids),
-        probs,
+        weights,
+        offset,
         is_verify,
-        per_draft(words.accept),
-        jnp.where(is_verify, per_draft(words.replace), fresh),
+        fresh,
     )

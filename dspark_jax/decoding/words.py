@@ -14,28 +14,27 @@ import jax
 import jax.numpy as jnp
 
 # Purposes of a draw.
-ACCEPT, REPLACE, FRESH, DRAFT = range(4)
+FRESH, DRAFT = range(2)
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["accept", "replace", "fresh", "draft"],
+    data_fields=["fresh", "draft"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
 class RoundWords:
     """Words for one round of up to n drafts.
 
+    A verdict and what replaces a draft that falls follow from the point that the
+    draft was drawn by, and need no word of their own.
+
     Attributes:
-      accept: uint32[B, n]. Verdict on draft j.
-      replace: uint32[B, n]. What replaces draft j if it falls.
       fresh: uint32[B, n + 1]. Token of a fresh row at local step j.
       draft: uint32[B, n + 2, n]. Next proposal, for every number of tokens
         (0..n + 1) that the round may commit.
     """
 
-    accept: jax.Array
-    replace: jax.Array
     fresh: jax.Array
     draft: jax.Array
 
@@ -75,8 +74,6 @@ def round_words(seeds: jax.Array, committed: jax.Array, length: int) -> RoundWor
 
         later = committed + jnp.arange(length + 2, dtype=jnp.uint32)
         return RoundWords(
-            accept=draw(committed, ACCEPT, length),
-            replace=draw(committed, REPLACE, length),
             fresh=draw(committed, FRESH, length + 1),
             draft=jax.vmap(lambda at: draw(at, DRAFT, length))(later),
         )

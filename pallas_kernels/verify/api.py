@@ -4,8 +4,10 @@ Rows are independent: which of them are reached is decided by `publish`.
 """
 
 import jax
+import jax.numpy as jnp
 
-from pallas_kernels.verify import textbook
+from pallas_kernels.integer_rows import TOTAL
+from pallas_kernels.verify import reference
 from pallas_kernels.verify.rows import VerifiedRows
 
 __all__ = ["VerifiedRows", "verify_greedy", "verify_rows"]
@@ -15,44 +17,48 @@ def verify_rows(
     p: jax.Array,
     q: jax.Array,
     draft_ids: jax.Array,
+    offsets: jax.Array,
     is_verify: jax.Array,
-    accept_words: jax.Array,
-    token_words: jax.Array,
+    points: jax.Array,
     *,
+    total: int = TOTAL,
     axis_name: str | None = None,
 ) -> VerifiedRows:
-    """Judges drafts so that what is emitted is distributed as `p`.
-
-    Leviathan et al. 2023, section 2.3: a draft stands if `u < min(1, p(x) / q(x))`;
-    the replacement is drawn from `max(p - q, 0)`, from `p` where that is zero
-    everywhere. A draft of probability zero under `q`, and the id -1, always fall.
+    """Judges drafts so that what is emitted is distributed as `p`, exactly.
 
     Args:
-      p: float32[R, V]. Target rows, filtered as for plain sampling.
-      q: float32[R, V]. The rows the drafts were really drawn from: a one-hot where
-        a draft was not drawn but chosen. Ignored on fresh rows.
+      p: int32[R, V]. Target rows that sum to `total`.
+      q: int32[R, V]. The rows the drafts were really drawn from, of the same total;
+        a one-hot where a draft was not drawn but chosen. Ignored on fresh rows.
       draft_ids: int32[R]. Drafts, -1 for none. Ignored on fresh rows.
-      is_verify: bool[R]. False marks a fresh row, which draws from `p`.
-      accept_words: uint32[R]. Random words for the verdicts, used nowhere else.
-      token_words: uint32[R]. Random words for the tokens, used nowhere else.
+      offsets: int32[R]. Where each draft's point lies in its interval of `q`; for a
+        chosen draft any uniform point of [0, total). A draft whose offset is not
+        inside its interval was not drawn from `q`: it falls, and the offset is the
+        point of a token of its own.
+      is_verify: bool[R]. False marks a fresh row.
+      points: int32[R]. Points of [0, total) for the fresh rows.
+      total: static, what rows sum to.
       axis_name: mesh axis over which `V` is split, or None.
 
     Returns:
       VerifiedRows.
 
     Raises:
-      ValueError: shapes that do not belong together.
+      ValueError: shapes or dtypes that do not belong together.
     """
     _require_rows(p.shape, q=q)
+    for name, x in (("p", p), ("q", q)):
+        if x.dtype != jnp.int32:
+            raise ValueError(f"`{name}` is {x.dtype}; integer rows are int32")
     _require_vectors(
         p.shape,
         draft_ids=draft_ids,
+        offsets=offsets,
         is_verify=is_verify,
-        accept_words=accept_words,
-        token_words=token_words,
+        points=points,
     )
-    return textbook.verify_rows(
-        p, q, draft_ids, is_verify, accept_words, token_words, axis_name
+    return reference.verify_rows(
+        p, q, draft_ids, offsets, is_verify, points, total=total, axis_name=axis_name
     )
 
 
@@ -80,7 +86,7 @@ def verify_greedy(
       ValueError: shapes that do not belong together.
     """
     _require_vectors(logits.shape, draft_ids=draft_ids, is_verify=is_verify)
-    return textbook.verify_greedy(logits, draft_ids, is_verify, axis_name)
+    return reference.verify_greedy(logits, draft_ids, is_verify, axis_name)
 
 
 def _require_rows(shape: tuple[int, ...], **arrays: jax.Array) -> None:

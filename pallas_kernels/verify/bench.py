@@ -12,16 +12,15 @@ from importlib import metadata
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_kernels.draw import draw
-from pallas_kernels.filters import (
-    argmax_ids,
-    filtered_probabilities,
-    probabilities,
-)
+from pallas_kernels.filters import argmax_ids, filtered_rows
+from pallas_kernels.fixed_point import scale_of
+from pallas_kernels.integer_rows import integer_rows, points
+from pallas_kernels.verify import textbook
 from pallas_kernels.verify.api import verify_greedy, verify_rows
 from pallas_kernels.verify.arg_specs import SHAPES, Shape
-from pallas_kernels.words import uniform
 
 
 def arguments(shape: Shape, seed: int = 0) -> dict[str, jax.Array]:
@@ -29,45 +28,58 @@ def arguments(shape: Shape, seed: int = 0) -> dict[str, jax.Array]:
     rows, vocab = shape
     keys = jax.random.split(jax.random.key(seed), 3)
     target = 3 * jax.random.normal(keys[0], shape, jnp.float32)
-    words = jax.random.bits(keys[2], (3, rows), jnp.uint32)
-    q = probabilities(
-        target + 0.5 * jax.random.normal(keys[1], shape, jnp.float32), jnp.ones(rows)
-    )
+    draft = target + 0.5 * jax.random.normal(keys[1], shape, jnp.float32)
+    words = jax.random.bits(keys[2], (2, rows), jnp.uint32)
+    warm = jnp.ones(rows)
+    scale = jnp.asarray(scale_of(np.ones(rows)))
+    q = integer_rows(draft, scale)
+    ids, offsets = draw(q, points(words[0]))
     return dict(
         logits=target,
-        temperature=jnp.ones(rows),
+        temperature=warm,
+        scale=scale,
         top_p=jnp.full(rows, 0.9, jnp.float32),
         top_k=jnp.full(rows, 50, jnp.int32),
         min_p=jnp.full(rows, 0.01, jnp.float32),
-        p=probabilities(target, jnp.ones(rows)),
+        p=integer_rows(target, scale),
         q=q,
-        u=uniform(words[0]),
-        draft_ids=draw(q, uniform(words[0])),
+        q_float=textbook.probabilities(draft, warm),
+        draft_ids=ids,
+        offsets=offsets,
         is_verify=jnp.arange(rows) < rows - 1,
-        accept_words=words[1],
-        token_words=words[2],
+        points=points(words[1]),
+        words=words[1],
     )
 
 
-ROW = ("logits", "temperature")
+ROW = ("logits", "scale")
 FILTERS = ("top_p", "top_k", "min_p")
-JUDGED = ("q", "draft_ids", "is_verify", "accept_words", "token_words")
+JUDGED = ("q", "draft_ids", "offsets", "is_verify", "points")
+IN_FLOATS = ("logits", "temperature", "q_float", "draft_ids", "is_verify", "words")
 OPS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "argmax_ids": (argmax_ids, ("logits",)),
-    "probabilities": (probabilities, ROW),
-    "filtered_probabilities": (filtered_probabilities, ROW + FILTERS),
-    "draw": (draw, ("p", "u")),
+    "integer_rows": (integer_rows, ROW),
+    "filtered_rows": (filtered_rows, ROW + FILTERS),
+    "draw": (draw, ("p", "points")),
+    "integer_rows + draw": (
+        lambda x, s, point: draw(integer_rows(x, s), point),
+        (*ROW, "points"),
+    ),
     "verify_rows": (verify_rows, ("p", *JUDGED)),
     "verify_greedy": (verify_greedy, ("logits", "draft_ids", "is_verify")),
-    "probabilities + verify_rows": (
-        lambda x, t, *rest: verify_rows(probabilities(x, t), *rest),
+    "integer_rows + verify_rows": (
+        lambda x, s, *rest: verify_rows(integer_rows(x, s), *rest),
         ROW + JUDGED,
     ),
-    "filtered + verify_rows": (
-        lambda x, t, a, b, c, *rest: verify_rows(
-            filtered_probabilities(x, t, a, b, c), *rest
-        ),
+    "filtered_rows + verify_rows": (
+        lambda x, s, a, b, c, *rest: verify_rows(filtered_rows(x, s, a, b, c), *rest),
         ROW + FILTERS + JUDGED,
+    ),
+    "the same in floats, unfiltered": (
+        lambda x, t, q, ids, verify, words: textbook.verify_rows(
+            textbook.probabilities(x, t), q, ids, verify, words, words
+        ),
+        IN_FLOATS,
     ),
 }
 
@@ -98,7 +110,7 @@ def main(names: list[str]) -> None:
         print(f"\n{name}: R {shape.rows}, V {shape.vocab}, float32")
         for op_name, (op, fields) in OPS.items():
             took = milliseconds(op, tuple(args[f] for f in fields), repeats=30)
-            print(f"  {op_name:28s} {took:8.3f} ms")
+            print(f"  {op_name:32s} {took:8.3f} ms")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.filters import argmax_ids
 from pallas_kernels.integer_rows import TOTAL
 from pallas_kernels.locate import locate
 from pallas_kernels.verify.rows import VerifiedRows
@@ -38,25 +39,7 @@ def verify_rows(
     total: int = TOTAL,
     axis_name: str | None = None,
 ) -> VerifiedRows:
-    """Judges drafts so that what is emitted is distributed as `p`, exactly.
-
-    Args:
-      p: int32[R, V]. Target rows that sum to `total`.
-      q: int32[R, V]. The rows the drafts were really drawn from, of the same total;
-        a one-hot where a draft was not drawn but chosen. Ignored on fresh rows.
-      draft_ids: int32[R]. Drafts, -1 for none. Ignored on fresh rows.
-      offsets: int32[R]. Where each draft's point lies in its interval of `q`; for a
-        chosen draft any uniform point of [0, total). A draft whose offset is not
-        inside its interval was not drawn from `q`: it falls, and the offset is the
-        point of a token of its own.
-      is_verify: bool[R]. False marks a fresh row.
-      points: int32[R]. Points of [0, total) for the fresh rows.
-      total: static, what rows sum to.
-      axis_name: mesh axis over which `V` is split, or None.
-
-    Returns:
-      VerifiedRows.
-    """
+    """See `pallas_kernels.verify_rows`."""
     p_x, q_x = take(p, draft_ids, axis_name), take(q, draft_ids, axis_name)
     drawn = is_verify & (offsets >= 0) & (offsets < q_x)
     accept = drawn & (offsets < p_x)
@@ -76,3 +59,15 @@ def verify_rows(
         token=jnp.where(accept, draft_ids, token),
         accept_prob=jnp.where(is_verify, kept / jnp.float32(total), 1.0),
     )
+
+
+def verify_greedy(
+    logits: jax.Array,
+    draft_ids: jax.Array,
+    is_verify: jax.Array,
+    axis_name: str | None = None,
+) -> VerifiedRows:
+    """See `pallas_kernels.verify_greedy`."""
+    best = argmax_ids(logits, axis_name)
+    accept = ((draft_ids == best) & (best >= 0)) | ~is_verify
+    return VerifiedRows(accept, best, accept.astype(jnp.float32))

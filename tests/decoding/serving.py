@@ -28,8 +28,6 @@ def requests_for(
 def no_words(batch: int, n: int) -> RoundWords:
     """Words for greedy programs, which read none."""
     return RoundWords(
-        accept=jnp.zeros((batch, n), jnp.uint32),
-        replace=jnp.zeros((batch, n), jnp.uint32),
         fresh=jnp.zeros((batch, n + 1), jnp.uint32),
         draft=jnp.zeros((batch, n + 2, n), jnp.uint32),
     )

@@ -67,7 +67,7 @@ def test_fr19_drafts_keep_to_their_window(window):
         cache = backbone.inject(config, draft, cache, flat, rows)
         return propose(
             config, draft, params["target"], cache, 32, start + 5, start + length,
-            jnp.zeros((3, 4), jnp.uint32), lambda x, _: (argmax_ids(x), None),
+            jnp.zeros((3, 4), jnp.uint32), lambda x, _: (argmax_ids(x), None, None),
         )[1]  # fmt: skip
 
     base, of_old, of_near = np.asarray(
@@ -164,7 +164,7 @@ def test_fr27_draft_step_does_not_repeat_keys():
         return propose(
             config, params["draft"], params["target"], cache, context,
             jnp.asarray([5], jnp.int32), jnp.asarray([context - 8], jnp.int32),
-            jnp.zeros((1, 5), jnp.uint32), lambda x, _: (argmax_ids(x), None),
+            jnp.zeros((1, 5), jnp.uint32), lambda x, _: (argmax_ids(x), None, None),
         )  # fmt: skip
 
     shapes = list(inner_values(jax.make_jaxpr(step)(params, cache).jaxpr))

@@ -96,8 +96,10 @@ def test_fr45_padding_ids_are_never_emitted():
 
     tokens_of_real_ids = run(real)
     assert tokens_of_real_ids.min() >= 0 and tokens_of_real_ids.max() < real
-    # Control: without the limit the padding rows would win.
-    assert (run(None) >= real).any(axis=1).all()
+    # Control: without the limit the padding rows would win; of rows at temperature
+    # 100, which are all but flat, one in twelve misses them in twelve tokens.
+    padded = (run(None) >= real).any(axis=1)
+    assert padded[np.asarray(temperatures) < 100].all() and padded.mean() > 0.9
 
 
 def test_fr55_mean_length_is_over_all_rounds():

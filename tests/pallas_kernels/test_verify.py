@@ -1,4 +1,4 @@
-"""The acceptance rule: exact laws by enumeration, reference rows, field reports."""
+"""The rule in floats: exact laws by enumeration, reference rows, field reports."""
 
 import itertools
 from fractions import Fraction
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import pallas_kernels as pk
+from pallas_kernels.verify import textbook
 
-verify_rows = jax.jit(pk.verify_rows)
+verify_rows = jax.jit(textbook.verify_rows)
 verify_greedy = jax.jit(pk.verify_greedy)
-draw = jax.jit(pk.draw)
 
 SIXTHS = [s for s in itertools.product(range(7), repeat=3) if sum(s) == 6]
 PARTS = 60  # every threshold p/q and every residual share in sixths is a grid point
@@ -103,32 +103,32 @@ def test_one_position_grid(golden, grid_words):
 
 
 def replacement_from_p(p, q, x, is_verify, accept_words, token_words):
-    rows = pk.verify_rows(p, q, x, is_verify, accept_words, token_words)
-    drawn = pk.draw(p, pk.uniform(token_words))
+    rows = textbook.verify_rows(p, q, x, is_verify, accept_words, token_words)
+    drawn = textbook.draw(p, textbook.uniform(token_words))
     return rows._replace(token=jnp.where(rows.accept, x, drawn))
 
 
 def unnormalised_replacement(p, q, x, is_verify, accept_words, token_words):
-    rows = pk.verify_rows(p, q, x, is_verify, accept_words, token_words)
+    rows = textbook.verify_rows(p, q, x, is_verify, accept_words, token_words)
     points = jnp.cumsum(jnp.maximum(p - q, 0), axis=1)
-    drawn = (points <= pk.uniform(token_words)[:, None]).sum(1, dtype=jnp.int32)
+    drawn = (points <= textbook.uniform(token_words)[:, None]).sum(1, dtype=jnp.int32)
     drawn = jnp.minimum(drawn, p.shape[1] - 1)
     return rows._replace(token=jnp.where(rows.accept, x, drawn))
 
 
 def residual_without_clipping(p, q, x, is_verify, accept_words, token_words):
-    rows = pk.verify_rows(p, q, x, is_verify, accept_words, token_words)
-    drawn = pk.draw(jnp.abs(p - q), pk.uniform(token_words))
+    rows = textbook.verify_rows(p, q, x, is_verify, accept_words, token_words)
+    drawn = textbook.draw(jnp.abs(p - q), textbook.uniform(token_words))
     return rows._replace(token=jnp.where(rows.accept, x, drawn))
 
 
 def shared_word(p, q, x, is_verify, accept_words, token_words):
-    return pk.verify_rows(p, q, x, is_verify, accept_words, accept_words)
+    return textbook.verify_rows(p, q, x, is_verify, accept_words, accept_words)
 
 
 def equal_token_shortcut(p, q, x, is_verify, accept_words, token_words):
-    rows = pk.verify_rows(p, q, x, is_verify, accept_words, token_words)
-    lucky = pk.draw(p, pk.uniform(token_words)) == x
+    rows = textbook.verify_rows(p, q, x, is_verify, accept_words, token_words)
+    lucky = textbook.draw(p, textbook.uniform(token_words)) == x
     return rows._replace(
         accept=rows.accept | lucky, token=jnp.where(lucky, x, rows.token)
     )
@@ -178,7 +178,7 @@ def test_ends_of_the_uniform(word):
     assert rows.token[1] in (0, 1)
     # Control: with `<=` the draft of probability zero would stand at u = 0.
     ratio = p[1, 2] / q[1, 2]
-    assert (pk.uniform(words[1]) <= ratio) == (word == 0)
+    assert (textbook.uniform(words[1]) <= ratio) == (word == 0)
 
 
 def test_drafts_that_q_excludes_always_fall():
@@ -216,13 +216,15 @@ def test_sampling_golden(data_dir, measured_law):
     data = np.load(data_dir / "sampling.npz")
     count, width = data["uniforms"].shape
     temperature = jnp.asarray(data["temperature"], jnp.float32)
-    p = pk.probabilities(jnp.asarray(data["target_logits"]), temperature)
-    q = pk.probabilities(jnp.asarray(data["draft_logits"]), temperature)
+    p = textbook.probabilities(jnp.asarray(data["target_logits"]), temperature)
+    q = textbook.probabilities(jnp.asarray(data["draft_logits"]), temperature)
     p, q = jnp.repeat(p, width, 0), jnp.repeat(q, width, 0)
     every_token = jnp.tile(jnp.arange(width), count)
     verify = jnp.ones(count * width, bool)
     words = (data["uniforms"] * 2**24).astype(np.uint32) << 8
-    np.testing.assert_array_equal(pk.uniform(jnp.asarray(words)), data["uniforms"])
+    np.testing.assert_array_equal(
+        textbook.uniform(jnp.asarray(words)), data["uniforms"]
+    )
     words = jnp.asarray(words.reshape(-1))
 
     rows = verify_rows(p, q, every_token, verify, words, words)
@@ -273,7 +275,7 @@ def test_accept_probability_golden(data_dir, measured_law):
 def test_greedy_equals_one_hot_rows(rng, random_words):
     logits = jnp.asarray(np.round(rng.normal(size=(40, 30)) * 2), jnp.float32)
     zero = jnp.zeros(40)
-    p = pk.probabilities(logits, zero)
+    p = textbook.probabilities(logits, zero)
     drafts = jnp.asarray(rng.integers(0, 30, 40), jnp.int32)
     best = jnp.argmax(logits, 1).astype(jnp.int32)
     drafts = jnp.where(jnp.arange(40) % 2 == 0, best, drafts).at[7].set(-1)
@@ -313,9 +315,9 @@ def test_fr01_greedy_draft_with_one_hot_q(random_words):
     drafts = jnp.zeros(count, jnp.int32)
     words = random_words(1, 2, count)
     p = [[0.3, 0.7]]
-    share = share_of_token_zero(pk.verify_rows, p, [[1, 0]], drafts, words)
+    share = share_of_token_zero(textbook.verify_rows, p, [[1, 0]], drafts, words)
     assert abs(share - 0.3) < 0.005
-    wrong = share_of_token_zero(pk.verify_rows, p, [[0.6, 0.4]], drafts, words)
+    wrong = share_of_token_zero(textbook.verify_rows, p, [[0.6, 0.4]], drafts, words)
     assert abs(wrong - 0.5) < 0.005
 
 
@@ -324,7 +326,7 @@ def test_fr02_no_shortcut_for_equal_samples(random_words):
     drafts = jnp.zeros(count, jnp.int32)
     words = random_words(2, 2, count)
     p, q = [[0.5, 0.5]], [[1, 0]]
-    share = share_of_token_zero(pk.verify_rows, p, q, drafts, words)
+    share = share_of_token_zero(textbook.verify_rows, p, q, drafts, words)
     assert abs(share - 0.5) < 0.005
     wrong = share_of_token_zero(equal_token_shortcut, p, q, drafts, words)
     assert abs(wrong - 0.75) < 0.005
@@ -332,11 +334,11 @@ def test_fr02_no_shortcut_for_equal_samples(random_words):
 
 def test_fr03_draft_rows_stay_untouched(rng, random_words):
     logits = jnp.asarray(rng.normal(size=(8, 300)), jnp.float32)
-    q = pk.probabilities(logits, jnp.ones(8))
-    p = pk.probabilities(logits[::-1], jnp.ones(8))
+    q = textbook.probabilities(logits, jnp.ones(8))
+    p = textbook.probabilities(logits[::-1], jnp.ones(8))
     before = np.array(q)
     words = random_words(3, 3, 8)
-    drafts = draw(q, pk.uniform(words[0]))
+    drafts = textbook.draw(q, textbook.uniform(words[0]))
     first = verify_rows(p, q, drafts, jnp.ones(8, bool), words[1], words[2])
     second = verify_rows(p, q, drafts, jnp.ones(8, bool), words[1], words[2])
     np.testing.assert_array_equal(before.view(np.uint32), np.asarray(q).view("u4"))
@@ -355,7 +357,7 @@ def test_no_token_outside_the_support(rng, random_words):
     q = jnp.asarray(q / q.sum(1, keepdims=True), jnp.float32)
     count = p.shape[0]
     words = random_words(4, 3, count)
-    drafts = draw(q, pk.uniform(words[0]))
+    drafts = textbook.draw(q, textbook.uniform(words[0]))
     drafts = jnp.where(jnp.arange(count) % 7 == 0, -1, drafts)
     verify = jnp.arange(count) % 3 != 0
     rows = verify_rows(p, q, drafts, verify, words[1], words[2])
@@ -368,7 +370,9 @@ def test_rows_do_not_depend_on_other_rows(rng, random_words):
     p = rng.dirichlet(np.full(width, 0.3), size=count).astype(np.float32)
     q = rng.dirichlet(np.full(width, 0.3), size=count).astype(np.float32)
     words = np.asarray(random_words(5, 3, count))
-    drafts = np.asarray(draw(jnp.asarray(q), pk.uniform(jnp.asarray(words[0]))))
+    drafts = np.asarray(
+        textbook.draw(jnp.asarray(q), textbook.uniform(jnp.asarray(words[0])))
+    )
     args = (p, q, drafts, np.arange(count) % 4 != 3, words[1], words[2])
     whole = verify_rows(*args)
     order = rng.permutation(count)
@@ -379,13 +383,14 @@ def test_rows_do_not_depend_on_other_rows(rng, random_words):
 
 
 def test_shapes_are_checked():
-    p = jnp.zeros((3, 5))
+    p = jnp.zeros((3, 5), jnp.int32)
     ids = jnp.zeros(3, jnp.int32)
-    words = jnp.zeros(3, jnp.uint32)
     verify = jnp.ones(3, bool)
     with pytest.raises(ValueError, match="`q` has shape"):
-        pk.verify_rows(p, p[:, :4], ids, verify, words, words)
-    with pytest.raises(ValueError, match="`token_words` has shape"):
-        pk.verify_rows(p, p, ids, verify, words, words[:2])
+        pk.verify_rows(p, p[:, :4], ids, ids, verify, ids)
+    with pytest.raises(ValueError, match="`offsets` has shape"):
+        pk.verify_rows(p, p, ids, ids[:2], verify, ids)
+    with pytest.raises(ValueError, match="`q` is float32"):
+        pk.verify_rows(p, p.astype(jnp.float32), ids, ids, verify, ids)
     with pytest.raises(ValueError, match="`draft_ids` has shape"):
-        pk.verify_greedy(p, ids[:1], verify)
+        pk.verify_greedy(p.astype(jnp.float32), ids[:1], verify)

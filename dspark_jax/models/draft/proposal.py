@@ -17,7 +17,7 @@ from dspark_jax.models.params import Tree
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["ids", "probs", "confidence", "generation"],
+    data_fields=["ids", "weights", "offset", "confidence", "generation"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
@@ -26,22 +26,27 @@ class Proposal:
 
     Attributes:
       ids: int32[B, n]. Target ids.
-      probs: float32[B, n, V_draft]. The law each id was drawn from, after
+      weights: int32[B, n, V_draft]. The integer row each id was drawn from, after
         temperature and filters; None when every request is greedy, where the
-        law is the one-hot of the id.
+        row is the one-hot of the id.
+      offset: int32[B, n]. Where each id's point lies in its interval of the row;
+        None with `weights`.
       confidence: float32[B, n]. Logit of the chance that the position is
         accepted once the positions before it were; zeros without the head.
       generation: int32[B]. Committed length that the proposal was made at.
     """
 
     ids: jax.Array
-    probs: jax.Array | None
+    weights: jax.Array | None
+    offset: jax.Array | None
     confidence: jax.Array
     generation: jax.Array
 
 
-# (logits float32[B, V_draft], words uint32[B]) -> (row index int32[B], law or None)
-Choose = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array | None]]
+# (logits float32[B, V_draft], words uint32[B]) -> (row index int32[B], the integer
+# row it was drawn from and its offset there, or None and None)
+Chosen = tuple[jax.Array, jax.Array | None, jax.Array | None]
+Choose = Callable[[jax.Array, jax.Array], Chosen]
 
 
 def propose(
@@ -69,7 +74,7 @@ def propose(
       position: int32[B]. Its position.
       words: uint32[B, n]. Random words, 1 <= n <= gamma.
       choose: picks a row index from a position's logits float32[B, V_draft]
-        and its words uint32[B], and gives the law it used (or None).
+        and its words uint32[B]; see `Choose`.
       unroll: compile every position by itself, which runs a little faster; a
         loop compiles faster where choosing is a large program.
 
@@ -100,28 +105,30 @@ def propose(
         confidence = jnp.zeros((batch,), jnp.float32)
         if config.confidence:
             confidence = modules.confidence(row, embedded)
-        chosen, law = choose(logits, word)
+        chosen, weights, offset = choose(logits, word)
         if config.draft_vocab_size is not None:
             chosen = jnp.take(params["d2t"], chosen, axis=0, mode="clip")
-        return (chosen, state), (chosen, law, confidence, logits)
+        return (chosen, state), (chosen, weights, offset, confidence, logits)
 
     start = (anchor, None if markov is None else markov.initial_state(batch))
     by_step = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (hidden, base, words))
     _, outs = jax.lax.scan(step, start, by_step, unroll=length if unroll else 1)
-    ids, laws, confidence, corrected = jax.tree.map(
+    ids, weights, offset, confidence, corrected = jax.tree.map(
         lambda x: jnp.swapaxes(x, 0, 1), outs
     )
-    return Proposal(ids, laws, confidence, position + 1), corrected
+    proposal = Proposal(ids, weights, offset, confidence, position + 1)
+    return proposal, corrected
 
 
-def spread(probs: jax.Array, d2t: jax.Array | None, vocab_size: int) -> jax.Array:
-    """Draft laws on the target's ids: float32[R, V_draft] -> float32[R, V].
+def spread(rows: jax.Array, d2t: jax.Array | None, vocab_size: int) -> jax.Array:
+    """Draft rows on the target's ids: int32[R, V_draft] -> int32[R, V].
 
-    Ids outside the draft's vocabulary have probability 0. `d2t` is injective.
+    Ids outside the draft's vocabulary have weight 0. `d2t` is injective, so a token
+    keeps its weight, and an offset inside its interval stays one.
     """
     if d2t is None:
-        return probs
-    missing = probs.shape[-1]
-    rows = jnp.arange(missing, dtype=jnp.int32)
-    t2d = jnp.full((vocab_size,), missing, jnp.int32).at[d2t].set(rows)
-    return jnp.take(probs, t2d, axis=1, mode="fill", fill_value=0)
+        return rows
+    missing = rows.shape[-1]
+    order = jnp.arange(missing, dtype=jnp.int32)
+    t2d = jnp.full((vocab_size,), missing, jnp.int32).at[d2t].set(order)
+    return jnp.take(rows, t2d, axis=1, mode="fill", fill_value=0)
