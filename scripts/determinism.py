@@ -36,8 +36,9 @@ INTRODUCTION = """# Determinism of greedy decoding
 
 Held-out prompts of five domains, decoded by the default model plainly and with drafts
 of every length: are the tokens the same? A difference would be judged by the target's
-top-2 margin (near tie below 1e-3). `make bench-determinism` runs all 60 prompts, which
-takes hours on two cores; the column says how many were run for the table as it stands.
+top-2 margin (near tie below 1e-3). Of the first twenty prompts a plain and a longest
+run are also made twice. `make bench-determinism` runs all 60 prompts, which takes hours
+on two cores; the column says how many were run for the table as it stands.
 
 """
 
