@@ -72,8 +72,9 @@ def check(shape, kv_heads=8, reduced=None, draft_length=2):
     np.testing.assert_allclose(out.logprobs, expected.logprobs, atol=1e-4)
     if draft_length:
         kept = np.asarray(out.counters.kept).sum(1)
-        # Some drafts stood and some fell.
-        assert kept[2:].min() >= 1
+        # Some drafts stood and some fell; of a reduced vocabulary a request's few
+        # rounds may keep none.
+        assert (kept[2:] > 0).mean() > 0.5
         assert (kept[2:] < draft_length * np.asarray(out.counters.rounds)[2:]).any()
 
 
