@@ -53,7 +53,8 @@ def integer_rows(
     Raises:
       ValueError: `total` or `V` out of range.
     """
-    _check_total(total)
+    if not 1 <= total <= TOTAL:
+        raise ValueError(f"`total` is {total}; allowed: 1 .. 2^30")
     width = full_width(logits, axis_name)
     power = row_powers(logits, scale, axis_name)
     return weights_of(power, width, total=total, axis_name=axis_name)
@@ -143,11 +144,6 @@ def points(words: jax.Array, total: int = TOTAL) -> jax.Array:
 
 def _barrier(x: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(x)
-
-
-def _check_total(total: int) -> None:
-    if not 1 <= total <= TOTAL:
-        raise ValueError(f"`total` is {total}; allowed: 1 .. 2^30")
 
 
 def _units(

@@ -57,6 +57,14 @@ def test_tokens_of_a_round_in_flight_do_not_reach_an_ended_request(model, plain)
     assert second.state.tokens == [*known, ord("?"), *second.tokens]
 
 
+def test_an_ended_request_takes_nothing_while_others_run_on(model, plain):
+    texts = [bytes(row).decode() for row in plain(PROMPTS, 20)]
+    outs = generate(model, PROMPTS, stop=texts[1][4:7])
+    assert outs[1].finish_reason == "stop_string" and outs[2].finish_reason == "length"
+    for prompt, out in zip(PROMPTS, outs, strict=True):
+        assert out.state.tokens == [*prompt.encode(), *out.tokens]
+
+
 def test_a_stream_closed_early_can_go_on(model, plain):
     pieces = dspark.stream(
         model, "hello there", max_new_tokens=20, chat=False, draft_length=2
