@@ -55,7 +55,7 @@ def logs(table):
 
 
 def scripted(tables, n):
-    return dspark.testing.scripted_model(*map(logs, tables), gamma=n)
+    return dspark.testing.scripted_model(*map(logs, tables), gamma=max(n, 1))
 
 
 def midpoints(count):
@@ -168,6 +168,7 @@ def distance(tables, n, rounds, parts, model=None):
 
 
 CASES = {
+    "plain": (SIXTHS, 0, 2, 6),
     "one_draft": (SIXTHS, 1, 1, 6),
     "two_drafts": (COARSE, 2, 1, 6),
     "three_drafts": (SIXTHS, 3, 1, 6),
