@@ -20,6 +20,7 @@ from dspark_jax.errors import CheckpointError
 from dspark_jax.models.params import Tree, flatten, for_cpu, is_stacked, unflatten
 from dspark_jax.spec import Spec, param_shardings, share_tables
 from dspark_jax.text import Tokenizer, load_tokenizer
+from pallas_kernels import Implementation, require_implementation
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ def load(
     *,
     mesh: Mesh | None = None,
     dtype: str | None = None,
+    implementation: Implementation | None = None,
     cache_dir: str | Path | None = None,
 ) -> Model:
     """Loads a target and its draft.
@@ -105,6 +107,9 @@ def load(
       mesh: devices with axes "data" and "tensor"; every weight is placed in
         shards as its declaration says. None: the default device.
       dtype: of the weights; None keeps what is stored.
+      implementation: of sampling and verification: "reference", "pallas" (GPU
+        kernels, jax >= 0.11.2), or None, which takes the kernels where they can
+        run. All give the same tokens.
       cache_dir: where known models are converted to, once.
 
     Raises:
@@ -120,6 +125,7 @@ def load(
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"`dtype` is {dtype!r}; allowed: None, {', '.join(DTYPES)}")
     _check_mesh(mesh)
+    require_implementation(implementation)
     path = known.resolve(target, cache_dir=cache_dir)
     draft_path = _find_draft(str(target), draft, cache_dir)
     kind, config = read_config(path)
@@ -142,7 +148,8 @@ def load(
     on_cpu = jax.default_backend() == "cpu" and mesh is None
     if on_cpu:
         params = {name: for_cpu(tree) for name, tree in params.items()}
-    spec = Spec(config, draft_config, mesh, "float32" if on_cpu else dtype)
+    cache_dtype = "float32" if on_cpu else dtype
+    spec = Spec(config, draft_config, mesh, cache_dtype, implementation)
     return make_model(spec, params, tokenizer, str(target))
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from dspark_jax.decoding.batch import Batch
+from pallas_kernels import Implementation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Stats:
         works on meanwhile.
       compile_seconds: time the call spent compiling.
       programs: programs compiled for the model so far.
-      implementation: of the verification ops.
+      implementation: of sampling and verification, "reference" or "pallas".
     """
 
     rounds: int
@@ -38,7 +39,7 @@ class Stats:
     tokens_per_second: float = 0.0
     compile_seconds: float = 0.0
     programs: int = 0
-    implementation: str = "reference"
+    implementation: Implementation = "reference"
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready."""

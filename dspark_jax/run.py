@@ -105,6 +105,7 @@ def _run_group(
                     seconds=spent,
                     compile_seconds=programs.seconds - compiled_before,
                     programs=programs.count,
+                    implementation=model.spec.row_ops,
                 )
                 result = Result(
                     text=transcript.text,

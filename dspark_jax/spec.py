@@ -14,6 +14,11 @@ from dspark_jax.config import DecoderConfig, DraftConfig
 from dspark_jax.models import dense
 from dspark_jax.models.draft import backbone
 from dspark_jax.models.params import Tree, check_tree, partition, shardings
+from pallas_kernels import (
+    Implementation,
+    implementation_here,
+    require_implementation,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +30,31 @@ class Spec:
       draft: the draft's config, or None for plain decoding only.
       mesh: device mesh with axes among "data" and "tensor", or None.
       cache_dtype: dtype of keys and values.
+      implementation: of sampling and verification, "reference" or "pallas" (GPU
+        kernels); None takes the kernels where they can run. All give the same bits.
+
+    Raises:
+      ValueError: kernels asked for by name that cannot run here.
     """
 
     target: DecoderConfig
     draft: DraftConfig | None = None
     mesh: Mesh | None = None
     cache_dtype: str = "float32"
+    implementation: Implementation | None = None
+
+    def __post_init__(self) -> None:
+        require_implementation(self.implementation)
+        if self.implementation == "pallas" and self.mesh is not None:
+            raise ValueError(
+                "implementation='pallas' with a mesh: the kernels hold whole rows on "
+                "one device; use 'reference' or None"
+            )
+
+    @property
+    def row_ops(self) -> Implementation:
+        """The implementation of sampling and verification that runs."""
+        return implementation_here(self.implementation, self.mesh is not None)
 
     @property
     def gamma(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dspark_jax.decoding.state import FINISH_REASONS, STOP
 from dspark_jax.results import Stats
 from dspark_jax.text import StopMatcher, StreamDecoder, Tokenizer
+from pallas_kernels import Implementation
 
 
 class Transcript:
@@ -81,7 +82,13 @@ class Transcript:
         self.text += shown
         return shown
 
-    def stats(self, seconds: float, compile_seconds: float, programs: int) -> Stats:
+    def stats(
+        self,
+        seconds: float,
+        compile_seconds: float,
+        programs: int,
+        implementation: Implementation,
+    ) -> Stats:
         """Statistics of the request."""
         n, rounds = self._draft_length, self.rounds
         in_rounds = len(self.tokens) - 1
@@ -95,4 +102,5 @@ class Transcript:
             tokens_per_second=in_rounds / seconds if rounds and seconds > 0 else 0.0,
             compile_seconds=compile_seconds,
             programs=programs,
+            implementation=implementation,
         )

@@ -9,23 +9,41 @@ shard's share, while token ids stay global.
 """
 
 from pallas_kernels.draw import draw
-from pallas_kernels.filters import argmax_ids, filtered_rows
+from pallas_kernels.filters import filtered_logits, filtered_rows
 from pallas_kernels.fixed_point import scale_of
+from pallas_kernels.implementation import (
+    Implementation,
+    implementation_here,
+    require_implementation,
+)
 from pallas_kernels.integer_rows import TOTAL, integer_rows, points
 from pallas_kernels.publish.api import Published, publish
-from pallas_kernels.verify.api import VerifiedRows, verify_greedy, verify_rows
+from pallas_kernels.sample.api import Sampled, argmax_ids, sample_logits
+from pallas_kernels.verify.api import (
+    VerifiedRows,
+    verify_greedy,
+    verify_logits,
+    verify_rows,
+)
 
 __all__ = [
     "TOTAL",
+    "Implementation",
     "Published",
+    "Sampled",
     "VerifiedRows",
     "argmax_ids",
     "draw",
+    "filtered_logits",
     "filtered_rows",
+    "implementation_here",
     "integer_rows",
     "points",
     "publish",
+    "require_implementation",
+    "sample_logits",
     "scale_of",
     "verify_greedy",
+    "verify_logits",
     "verify_rows",
 ]

@@ -20,7 +20,13 @@ row, whose sums do not depend on the order of summation.
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.integer_rows import TOTAL, full_width, row_powers, weights_of
+from pallas_kernels.integer_rows import (
+    TOTAL,
+    full_width,
+    integer_rows,
+    row_powers,
+    weights_of,
+)
 from pallas_kernels.locate import locate
 from pallas_kernels.vocab_axis import lowest_id, row_max, row_sum, token_ids
 
@@ -43,6 +49,41 @@ def argmax_ids(logits: jax.Array, axis_name: str | None = None) -> jax.Array:
     return jnp.where(jnp.isfinite(top), first, -1)
 
 
+def filtered_logits(
+    logits: jax.Array,
+    scale: jax.Array,
+    top_p: jax.Array,
+    top_k: jax.Array,
+    min_p: jax.Array,
+    *,
+    axis_name: str | None = None,
+) -> jax.Array:
+    """Logits with -inf where min-p, top-p or top-k cut a token.
+
+    Args:
+      logits: float32 or bfloat16[R, V]. -inf excludes a token.
+      scale: float32[R], from `scale_of`.
+      top_p: float32[R]. At least 1 is off.
+      top_k: int32[R]. At most 0, or at least `V`, is off.
+      min_p: float32[R]. 0 is off.
+      axis_name: mesh axis over which `V` is split, or None.
+
+    Returns:
+      [R, V] in the dtype of `logits`. The lowest id of the largest logit is always
+      kept; a row that holds NaN keeps it.
+    """
+    width = full_width(logits, axis_name)
+    wide = logits.astype(jnp.float32)
+    power = row_powers(wide, scale, axis_name)
+    mass = weights_of(power, width, axis_name=axis_name)
+    keep = _nucleus(wide, mass, top_p, top_k, axis_name)
+    # Powers are within 8 units, so that a token right at the limit stays.
+    least = (jnp.clip(min_p, 0.0, 1.0) * 2.0**31).astype(jnp.uint32)
+    keep &= power >= (jnp.maximum(least, 8) - 8)[:, None]
+    lowest = jnp.asarray(-jnp.inf, logits.dtype)
+    return jnp.where(keep | jnp.isnan(wide), logits, lowest)
+
+
 def filtered_rows(
     logits: jax.Array,
     scale: jax.Array,
@@ -52,30 +93,14 @@ def filtered_rows(
     *,
     axis_name: str | None = None,
 ) -> jax.Array:
-    """`integer_rows` cut by min-p, top-p and top-k and normalised again.
-
-    Args:
-      logits: float32[R, V]. -inf excludes a token.
-      scale: float32[R], from `scale_of`.
-      top_p: float32[R]. At least 1 is off.
-      top_k: int32[R]. At most 0, or at least `V`, is off.
-      min_p: float32[R]. 0 is off.
-      axis_name: mesh axis over which `V` is split, or None.
+    """`integer_rows` of `filtered_logits`, which see.
 
     Returns:
       int32[R, V]; exactly 0 outside the kept set, which is never empty unless the
       row has no law.
     """
-    logits = logits.astype(jnp.float32)
-    width = full_width(logits, axis_name)
-    power = row_powers(logits, scale, axis_name)
-    mass = weights_of(power, width, axis_name=axis_name)
-    keep = _nucleus(logits, mass, top_p, top_k, axis_name)
-    # Powers are within 8 units, so that a token right at the limit stays.
-    least = (jnp.clip(min_p, 0.0, 1.0) * 2.0**31).astype(jnp.uint32)
-    keep &= power >= (jnp.maximum(least, 8) - 8)[:, None]
-    kept = jnp.where(keep, power, jnp.uint32(0))
-    return weights_of(kept, width, axis_name=axis_name)
+    kept = filtered_logits(logits, scale, top_p, top_k, min_p, axis_name=axis_name)
+    return integer_rows(kept, scale, axis_name=axis_name)
 
 
 def _order_key(logits: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ integer arithmetic, and sums are exact in any order.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,8 @@ GREEDY_BELOW = 1e-5
 # Exponent units of one octave, and the word that holds the low part of a sum.
 OCTAVE = 1 << 20
 LOW = OCTAVE - 1
+# Power of a row's top tokens.
+TOP_POWER = 1 << 31
 # Exponents this far below the maximum have power 0.
 NEVER = -(1 << 29)
 # 2^-f on [0, 1] as an alternating polynomial of f, in units of 2^-31: least maximum
@@ -81,14 +84,14 @@ def exponents(logits: jax.Array, top: jax.Array, scale: jax.Array) -> jax.Array:
     would leave the range, their differences only where the power is 0 anyhow.
 
     Args:
-      logits: float32[R, V]. -inf has power 0.
-      top: float32[R]. Finite, at least every logit of the row.
-      scale: float32[R], see `scale_of`.
+      logits: float32[...]. -inf has power 0.
+      top: float32[...]. Finite, at least every logit of the row.
+      scale: float32[...], see `scale_of`.
 
     Returns:
-      int32[R, V], trunc((logit - top) * scale), at least -2^29.
+      int32[...], trunc((logit - top) * scale), at least -2^29.
     """
-    scaled = (logits - top[:, None]) * scale[:, None]
+    scaled = (logits - top) * scale
     return jnp.clip(scaled, float(NEVER), 0.0).astype(jnp.int32)
 
 
@@ -107,7 +110,7 @@ def powers(exponent: jax.Array) -> jax.Array:
     below = (-exponent).astype(jnp.uint32)
     octaves = below >> 20
     fraction = (below & jnp.uint32(LOW)) << 12
-    value = jnp.full_like(fraction, _COEFFICIENTS[-1])
+    value = jnp.uint32(_COEFFICIENTS[-1])
     for coefficient in _COEFFICIENTS[-2::-1]:
         value = jnp.uint32(coefficient) - part(value, fraction)
     shifted = value >> jnp.minimum(octaves, jnp.uint32(31))
@@ -128,14 +131,15 @@ def total_power(
     """
     tiles = as_tiles(power)
     high, low = (tiles >> 20).sum(-1), (tiles & jnp.uint32(LOW)).sum(-1)
-    high, low = _carry(high, low)
-    high, low = _carry(high.sum(-1), low.sum(-1))
+    high, low = carry(high, low)
+    high, low = carry(high.sum(-1), low.sum(-1))
     if axis_name is not None:
-        high, low = _carry(*jax.lax.psum((high, low), axis_name))
+        high, low = carry(*jax.lax.psum((high, low), axis_name))
     return high, low
 
 
-def _carry(high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
+def carry(high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The same number, high * 2^20 + low, with low below 2^20."""
     return high + (low >> 20), low & jnp.uint32(LOW)
 
 
@@ -146,18 +150,18 @@ def reciprocal(high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
     The result is within four units of the last place.
 
     Args:
-      high: uint32[R], at least 2^11.
-      low: uint32[R], below 2^20.
+      high: uint32[...], at least 2^11.
+      low: uint32[...], below 2^20.
 
     Returns:
-      (r, n): uint32[R] and uint32[R], so that high_word(e, r) is e / Z in units of
+      (r, n): uint32[...] each, so that high_word(e, r) is e / Z in units of
       2^-n, 31 <= n <= 51.
     """
     length = jnp.uint32(32) - jax.lax.clz(high)
     leading = (high << (jnp.uint32(32) - length)) | (low >> (length - jnp.uint32(12)))
     # With D = leading / 2^32 in [1/2, 1): x = X * 2^31, X from 48/17 - 32/17 D to
     # 1/D. The first value is off by a 17th, every step squares the error.
-    slope = jnp.full_like(leading, round(32 / 17 * 2**31))
+    slope = jnp.uint32(round(32 / 17 * 2**31))
     x = jnp.uint32(round(48 / 17 * 2**30)) - (high_word(leading, slope) >> 1)
     x = x << 1
     one = jnp.uint32(1 << 31)
@@ -170,3 +174,56 @@ def reciprocal(high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
         up = jnp.where(x > ~change, jnp.uint32(0xFFFFFFFF), x + change)
         x = jnp.where(under, up, x - change)
     return x, length + jnp.uint32(19)
+
+
+class Normaliser(NamedTuple):
+    """What turns the powers of a row into weights.
+
+    inverse, places: 1 / Z, see `reciprocal`.
+    nearest: whether weights are rounded to the nearest unit, or cut.
+    """
+
+    inverse: jax.Array
+    places: jax.Array
+    nearest: jax.Array
+
+
+def normaliser(high: jax.Array, low: jax.Array, width: int, total: int) -> Normaliser:
+    """The normaliser of rows whose powers sum to Z.
+
+    Args:
+      high: uint32[...], see `total_power`. A row without a law has 0.
+      low: uint32[...].
+      width: static. Tokens of a whole row.
+      total: static, 1 .. 2^30. The units of a row.
+    """
+    usable = high > 0
+    # A usable row has Z >= 2^31; others get that, to stay in range.
+    inverse, places = reciprocal(jnp.maximum(high, jnp.uint32(1 << 11)), low)
+    # So flat that roundings could outweigh the top token: then weights are cut.
+    best = units(jnp.uint32(TOP_POWER), Normaliser(inverse, places, usable), total)
+    return Normaliser(inverse, places, 2 * best > width)
+
+
+def units(power: jax.Array, row: Normaliser, total: int) -> jax.Array:
+    """power / Z in units of 1 / total.
+
+    Args:
+      power: uint32[...] of `powers`.
+      row: of the same row.
+      total: as for `normaliser`.
+
+    Returns:
+      int32[...].
+    """
+    spare = 32 - total.bit_length()
+    factor = jnp.uint32(total << spare)
+    # One bit more than the quotient fills, so that there is always one to round.
+    share = part(high_word(power, row.inverse) << 1, factor)
+    # share = weight * 2^shift; small totals need shifts that no word has.
+    shift = row.places - jnp.uint32(31 - spare)
+    beyond = jnp.maximum(shift, jnp.uint32(31)) - jnp.uint32(31)
+    shift = shift - beyond
+    half = (jnp.uint32(1) << shift) >> 1
+    share = (share >> beyond) + jnp.where(row.nearest, half, jnp.uint32(0))
+    return (share >> shift).astype(jnp.int32)

@@ -13,12 +13,13 @@ import jax.numpy as jnp
 
 from pallas_kernels.fixed_point import (
     NEVER,
+    TOP_POWER,
     exponents,
     high_word,
-    part,
+    normaliser,
     powers,
-    reciprocal,
     total_power,
+    units,
 )
 from pallas_kernels.vocab_axis import lowest_id, row_max, row_sum, token_ids
 
@@ -84,15 +85,41 @@ def row_powers(
     """
     logits = logits.astype(jnp.float32)
     top = row_max(logits, axis_name)
-    usable = jnp.isfinite(top)
-    top = jnp.where(usable, top, 0.0)
     ids = token_ids(logits.shape[1], axis_name)
     first = lowest_id(logits == top[:, None], axis_name)
-    greedy_loser = (scale == 0)[:, None] & (ids != first[:, None])
-    excluded = greedy_loser | ~usable[:, None]
-    exponent = jnp.where(excluded, NEVER, exponents(logits, top, scale))
+    exponent = token_exponents(
+        logits, ids, top[:, None], first[:, None], scale[:, None]
+    )
     # Behind the barriers nothing is computed anew for every reader.
     return _barrier(powers(_barrier(exponent)))
+
+
+def token_exponents(
+    logits: jax.Array,
+    ids: jax.Array,
+    top: jax.Array,
+    first: jax.Array,
+    scale: jax.Array,
+) -> jax.Array:
+    """Exponents of tokens, given what has to be known of their row.
+
+    Args:
+      logits: float32[...].
+      ids: int32[...], global.
+      top: float32[...]. Maximum of the row, +inf if it holds NaN.
+      first: int32[...]. Lowest id that has the maximum.
+      scale: float32[...]. As for `integer_rows`.
+
+    Returns:
+      int32[...], at most 0; `NEVER` for every token of a row without a law.
+    """
+    usable = jnp.abs(top) < jnp.inf
+    # Ids that may have a share: all, only the first of a greedy row, or none.
+    lowest = jnp.where(scale == 0, first, 0)
+    highest = jnp.where(scale == 0, first, jnp.iinfo(jnp.int32).max)
+    highest = jnp.where(usable, highest, -1)
+    exponent = exponents(logits, jnp.where(usable, top, 0.0), scale)
+    return jnp.where((ids >= lowest) & (ids <= highest), exponent, NEVER)
 
 
 def weights_of(
@@ -115,17 +142,11 @@ def weights_of(
       int32[R, V].
     """
     high, low = total_power(power, axis_name)
-    usable = high > 0
-    # A usable row has Z >= 2^31; others get that, to stay in range.
-    inverse, places = reciprocal(jnp.maximum(high, jnp.uint32(1 << 11)), low)
-    best = jnp.full_like(inverse, 1 << 31)
-    nearest = 2 * _units(best, inverse, places, total, usable) > width
-    weights = _barrier(
-        _units(power, inverse[:, None], places[:, None], total, nearest[:, None])
-    )
+    row = normaliser(high[:, None], low[:, None], width, total)
+    weights = _barrier(units(power, row, total))
     rest = total - row_sum(weights, axis_name)
     ids = token_ids(power.shape[1], axis_name)
-    taker = lowest_id(power == jnp.uint32(1 << 31), axis_name)[:, None]
+    taker = lowest_id(power == jnp.uint32(TOP_POWER), axis_name)[:, None]
     return weights + jnp.where(ids == taker, rest[:, None], 0)
 
 
@@ -139,29 +160,8 @@ def points(words: jax.Array, total: int = TOTAL) -> jax.Array:
     Returns:
       int32[...] in [0, total).
     """
-    return high_word(words, jnp.full_like(words, total)).astype(jnp.int32)
+    return high_word(words, jnp.uint32(total)).astype(jnp.int32)
 
 
 def _barrier(x: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(x)
-
-
-def _units(
-    power: jax.Array,
-    inverse: jax.Array,
-    places: jax.Array,
-    total: int,
-    nearest: jax.Array,
-) -> jax.Array:
-    """int32, power / Z in units of 1 / total, rounded to nearest or cut."""
-    spare = 32 - total.bit_length()
-    factor = jnp.full_like(power, total << spare)
-    # One bit more than the quotient fills, so that there is always one to round.
-    share = part(high_word(power, inverse) << 1, factor)
-    # share = weight * 2^shift; small totals need shifts that no word has.
-    shift = places - jnp.uint32(31 - spare)
-    beyond = jnp.maximum(shift, jnp.uint32(31)) - jnp.uint32(31)
-    shift = shift - beyond
-    half = (jnp.uint32(1) << shift) >> 1
-    share = (share >> beyond) + jnp.where(nearest, half, jnp.uint32(0))
-    return (share >> shift).astype(jnp.int32)

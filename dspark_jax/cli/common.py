@@ -13,6 +13,7 @@ from rich.console import Console
 
 from dspark_jax.errors import CacheFull
 from dspark_jax.model import Model, load
+from pallas_kernels import Implementation
 
 ModelOption = Annotated[
     str,
@@ -31,6 +32,13 @@ DraftLengthOption = Annotated[
 DtypeOption = Annotated[
     str | None,
     typer.Option("--dtype", help="float32, bfloat16 or float16; default: as stored."),
+]
+ImplementationOption = Annotated[
+    Implementation | None,
+    typer.Option(
+        "--implementation",
+        help="Of sampling and verification: reference or pallas; default: by device.",
+    ),
 ]
 CacheOption = Annotated[
     Path | None,
@@ -73,9 +81,19 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
-def load_model(name: str, draft: str, dtype: str | None, cache: Path | None) -> Model:
+def load_model(
+    name: str,
+    draft: str,
+    dtype: str | None,
+    cache: Path | None,
+    implementation: Implementation | None = None,
+) -> Model:
     """Loads what the options name."""
     with working(f"loading {name}"):
         return load(
-            name, None if draft == "none" else draft, dtype=dtype, cache_dir=cache
+            name,
+            None if draft == "none" else draft,
+            dtype=dtype,
+            implementation=implementation,
+            cache_dir=cache,
         )

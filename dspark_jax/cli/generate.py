@@ -14,6 +14,7 @@ from dspark_jax.cli.common import (
     DraftLengthOption,
     DraftOption,
     DtypeOption,
+    ImplementationOption,
     ModelOption,
     load_model,
     one_line_errors,
@@ -45,6 +46,7 @@ def generate(
         bool, typer.Option(help="Use the chat template, or continue plain text.")
     ] = True,
     dtype: DtypeOption = None,
+    implementation: ImplementationOption = None,
     cache: CacheOption = None,
     compile_cache: CompileCacheOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -56,7 +58,7 @@ def generate(
             temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
         )
         use_compile_cache(compile_cache)
-        loaded = load_model(model, draft, dtype, cache)
+        loaded = load_model(model, draft, dtype, cache, implementation)
         result = None
         for piece in stream(
             loaded,

@@ -17,8 +17,16 @@ from jax.sharding import PartitionSpec
 
 from dspark_jax.decoding.requests import Requests, Variant
 from dspark_jax.spec import Spec
-from pallas_kernels import argmax_ids, draw, filtered_rows, integer_rows, points
-from pallas_kernels.verify import VerifiedRows, verify_greedy, verify_rows
+from pallas_kernels import (
+    Sampled,
+    VerifiedRows,
+    argmax_ids,
+    filtered_logits,
+    points,
+    sample_logits,
+    verify_greedy,
+    verify_logits,
+)
 
 
 def over_vocabulary(
@@ -26,7 +34,7 @@ def over_vocabulary(
     op: Callable[..., Any],
     split: Sequence[jax.Array],
     whole: Sequence[jax.Array],
-    split_out: bool,
+    out: Any,
 ) -> Any:
     """Calls `op(*split, *whole, axis_name=...)`, split over the vocabulary.
 
@@ -35,7 +43,8 @@ def over_vocabulary(
       op: a row-wise op of `pallas_kernels`.
       split: arrays [R, V].
       whole: arrays [R].
-      split_out: True when the result is [R, V], False when every part is [R].
+      out: bools in the form of the result, or one for all of it: True where it is
+        [R, V], False where it is [R].
     """
     mesh = spec.mesh
     rows, vocab = split[0].shape
@@ -49,16 +58,16 @@ def over_vocabulary(
         functools.partial(op, axis_name="tensor"),
         mesh=mesh,
         in_specs=(*[by_vocab for _ in split], *[by_row for _ in whole]),
-        out_specs=by_vocab if split_out else by_row,
+        out_specs=jax.tree.map(lambda wide: by_vocab if wide else by_row, out),
         check_vma=False,
     )
     return mapped(*split, *whole)
 
 
-def law(
+def filtered(
     spec: Spec, variant: Variant, logits: jax.Array, requests: Requests, row: jax.Array
-) -> jax.Array:
-    """The distribution that a row's token is drawn from.
+) -> tuple[jax.Array, jax.Array]:
+    """Logits after the filters, and the scale that makes them a law.
 
     The one place where temperature and filters are applied: drafter, verifier
     and plain sampler all come here.
@@ -71,7 +80,7 @@ def law(
       row: int32[R]. Request of each row.
 
     Returns:
-      int32[R, V], integer rows.
+      (float32[R, V], float32[R]).
     """
 
     def pick(x: jax.Array) -> jax.Array:
@@ -79,14 +88,9 @@ def law(
 
     scale = pick(requests.scale)
     if variant == "sampled":
-        return over_vocabulary(spec, integer_rows, [logits], [scale], True)
-    return over_vocabulary(
-        spec,
-        filtered_rows,
-        [logits],
-        [scale, pick(requests.top_p), pick(requests.top_k), pick(requests.min_p)],
-        True,
-    )
+        return logits, scale
+    cut = [scale, pick(requests.top_p), pick(requests.top_k), pick(requests.min_p)]
+    return over_vocabulary(spec, filtered_logits, [logits], cut, True), scale
 
 
 def choose(
@@ -110,12 +114,11 @@ def choose(
       and the offset are None when greedy.
     """
     if variant == "greedy" or words is None:
-        ids = over_vocabulary(spec, argmax_ids, [logits], [], False)
-        return ids, None, None
+        op = functools.partial(argmax_ids, implementation=spec.row_ops)
+        return over_vocabulary(spec, op, [logits], [], False), None, None
     row = jnp.arange(logits.shape[0], dtype=jnp.int32)
-    weights = law(spec, variant, logits, requests, row)
-    ids, offset = over_vocabulary(spec, draw, [weights], [points(words)], False)
-    return ids, weights, offset
+    drawn = _sample(spec, variant, logits, requests, row, words)
+    return drawn.ids, drawn.rows, drawn.offsets
 
 
 def verify(
@@ -125,8 +128,7 @@ def verify(
     requests: Requests,
     row: jax.Array,
     draft_ids: jax.Array,
-    draft_rows: jax.Array | None,
-    offsets: jax.Array | None,
+    drawn: tuple[jax.Array, jax.Array, jax.Array] | None,
     is_verify: jax.Array,
     words: jax.Array,
 ) -> VerifiedRows:
@@ -139,32 +141,49 @@ def verify(
       requests: settings of B requests.
       row: int32[G]. Request of each row.
       draft_ids: int32[G]. The draft that each row judges.
-      draft_rows: int32[G, V]. The row it was drawn from, on the target's ids; None
-        when greedy, and when nothing was drafted.
-      offsets: int32[G]. Where its point lies in its interval; None with the rows.
+      drawn: how the drafts were drawn: the rows int32[N, V] on the target's ids,
+        which of them is each draft's, int32[G], and where its point lies in its
+        interval, int32[G]. None when greedy, and when nothing was drafted.
       is_verify: bool[G]. False for fresh rows.
       words: uint32[G]. Of the fresh rows.
     """
     if variant == "greedy":
-        return over_vocabulary(
-            spec,
-            verify_greedy,
-            [logits],
-            [draft_ids, is_verify],
-            False,
-        )
-    weights = law(spec, variant, logits, requests, row)
-    if draft_rows is None or offsets is None:
-        token, _ = over_vocabulary(spec, draw, [weights], [points(words)], False)
+        op = functools.partial(verify_greedy, implementation=spec.row_ops)
+        return over_vocabulary(spec, op, [logits], [draft_ids, is_verify], False)
+    if drawn is None:
+        token = _sample(spec, variant, logits, requests, row, words).ids
         one = jnp.ones_like(token)
         return VerifiedRows(one.astype(bool), token, one.astype(jnp.float32))
-    return over_vocabulary(
-        spec,
-        verify_rows,
-        [weights, draft_rows],
-        [draft_ids, offsets, is_verify, points(words)],
-        False,
-    )
+    draft_rows, source, offsets = drawn
+    logits, scale = filtered(spec, variant, logits, requests, row)
+    if spec.mesh is not None:
+        # Rows lie with the rows that judge them.
+        draft_rows = jnp.take(draft_rows, source, axis=0, mode="clip")
+
+    def judge(logits, draft_rows, scale, source, *rest, axis_name):
+        if spec.mesh is not None:
+            source = jnp.arange(len(scale), dtype=jnp.int32)
+        return verify_logits(
+            logits, scale, draft_rows, source, *rest,
+            implementation=spec.row_ops, axis_name=axis_name,
+        )  # fmt: skip
+
+    whole = [scale, source, draft_ids, offsets, is_verify, points(words)]
+    return over_vocabulary(spec, judge, [logits, draft_rows], whole, False)
+
+
+def _sample(
+    spec: Spec,
+    variant: Variant,
+    logits: jax.Array,
+    requests: Requests,
+    row: jax.Array,
+    words: jax.Array,
+) -> Sampled:
+    logits, scale = filtered(spec, variant, logits, requests, row)
+    op = functools.partial(sample_logits, implementation=spec.row_ops)
+    wide = Sampled._make(field == "rows" for field in Sampled._fields)
+    return over_vocabulary(spec, op, [logits], [scale, points(words)], wide)
 
 
 def log_probabilities(logits: jax.Array, ids: jax.Array) -> jax.Array:

@@ -128,31 +128,21 @@ def _judge(
     is_verify = rows.local_step < n
     fresh = words.fresh[rows.request, rows.local_step]
     if proposal is None or spec.draft is None:
-        no_draft = jnp.full_like(rows.token, -1)
-        return laws.verify(
-            spec, variant, logits, requests, rows.request, no_draft, None, None,
-            is_verify, fresh,
-        )  # fmt: skip
-    slot = rows.request * n + jnp.minimum(rows.local_step, n - 1)
+        ids, drawn = jnp.full_like(rows.token, -1), None
+    else:
+        slot = rows.request * n + jnp.minimum(rows.local_step, n - 1)
 
-    def per_draft(x: jax.Array) -> jax.Array:
-        flat = x[:, :n].reshape(-1, *x.shape[2:])
-        return jnp.take(flat, slot, axis=0, mode="clip")
+        def flat(x: jax.Array) -> jax.Array:
+            return x[:, :n].reshape(-1, *x.shape[2:])
 
-    weights, offset = proposal.weights, proposal.offset
-    if weights is not None and offset is not None:
-        d2t = params["draft"].get("d2t")
-        weights = spread(per_draft(weights), d2t, spec.target.vocab_size)
-        offset = per_draft(offset)
+        def per_row(x: jax.Array) -> jax.Array:
+            return jnp.take(flat(x), slot, axis=0, mode="clip")
+
+        ids, drawn = per_row(proposal.ids), None
+        if proposal.weights is not None and proposal.offset is not None:
+            d2t = params["draft"].get("d2t")
+            drafted = spread(flat(proposal.weights), d2t, spec.target.vocab_size)
+            drawn = (drafted, slot, per_row(proposal.offset))
     return laws.verify(
-        spec,
-        variant,
-        logits,
-        requests,
-        rows.request,
-        per_draft(proposal.ids),
-        weights,
-        offset,
-        is_verify,
-        fresh,
+        spec, variant, logits, requests, rows.request, ids, drawn, is_verify, fresh
     )

@@ -1,5 +1,10 @@
 """Verification: which drafted tokens stand, and what replaces the first that falls."""
 
-from pallas_kernels.verify.api import VerifiedRows, verify_greedy, verify_rows
+from pallas_kernels.verify.api import (
+    VerifiedRows,
+    verify_greedy,
+    verify_logits,
+    verify_rows,
+)
 
-__all__ = ["VerifiedRows", "verify_greedy", "verify_rows"]
+__all__ = ["VerifiedRows", "verify_greedy", "verify_logits", "verify_rows"]

@@ -3,14 +3,20 @@
 Rows are independent: which of them are reached is decided by `publish`.
 """
 
+from __future__ import annotations
+
+import functools
+
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.implementation import Implementation, run
 from pallas_kernels.integer_rows import TOTAL
+from pallas_kernels.sample.api import argmax_ids
 from pallas_kernels.verify import reference
 from pallas_kernels.verify.rows import VerifiedRows
 
-__all__ = ["VerifiedRows", "verify_greedy", "verify_rows"]
+__all__ = ["VerifiedRows", "verify_greedy", "verify_logits", "verify_rows"]
 
 
 def verify_rows(
@@ -62,11 +68,79 @@ def verify_rows(
     )
 
 
+def verify_logits(
+    logits: jax.Array,
+    scale: jax.Array,
+    draft_rows: jax.Array,
+    source: jax.Array,
+    draft_ids: jax.Array,
+    offsets: jax.Array,
+    is_verify: jax.Array,
+    points: jax.Array,
+    *,
+    total: int = TOTAL,
+    implementation: Implementation | None = None,
+    axis_name: str | None = None,
+) -> VerifiedRows:
+    """`verify_rows` on `integer_rows(logits, scale)`, without keeping those.
+
+    Args:
+      logits: float32 or bfloat16[R, V]. Target logits; -inf excludes a token.
+      scale: float32[R], from `scale_of`.
+      draft_rows: int32[N, V]. All rows that drafts were drawn from.
+      source: int32[R]. Which of them each row's draft was drawn from. Ignored on
+        fresh rows.
+      draft_ids: as for `verify_rows`.
+      offsets: as for `verify_rows`.
+      is_verify: as for `verify_rows`.
+      points: as for `verify_rows`.
+      total: as for `verify_rows`.
+      implementation: None, "reference" or "pallas"; all give the same bits.
+      axis_name: as for `verify_rows`.
+
+    Returns:
+      VerifiedRows.
+
+    Raises:
+      ValueError: shapes or dtypes that do not belong together, or an implementation
+        that cannot run here.
+    """
+    _require_drawn(logits.shape, draft_rows)
+    _require_vectors(
+        logits.shape,
+        scale=scale,
+        source=source,
+        draft_ids=draft_ids,
+        offsets=offsets,
+        is_verify=is_verify,
+        points=points,
+    )
+
+    def kernel(*args: jax.Array) -> VerifiedRows:
+        return _kernels().verify_logits(*args, total=total)
+
+    return run(
+        implementation,
+        functools.partial(reference.verify_logits, total=total),
+        kernel,
+        logits,
+        scale,
+        draft_rows,
+        source,
+        draft_ids,
+        offsets,
+        is_verify,
+        points,
+        axis_name=axis_name,
+    )
+
+
 def verify_greedy(
     logits: jax.Array,
     draft_ids: jax.Array,
     is_verify: jax.Array,
     *,
+    implementation: Implementation | None = None,
     axis_name: str | None = None,
 ) -> VerifiedRows:
     """`verify_rows` at temperature 0: a draft stands if it is the argmax.
@@ -77,6 +151,7 @@ def verify_greedy(
       logits: float32[R, V]. Target logits; lowest id on ties.
       draft_ids: int32[R]. Drafts, -1 for none.
       is_verify: bool[R]. False marks a fresh row.
+      implementation: as for `verify_logits`.
       axis_name: mesh axis over which `V` is split, or None.
 
     Returns:
@@ -86,7 +161,25 @@ def verify_greedy(
       ValueError: shapes that do not belong together.
     """
     _require_vectors(logits.shape, draft_ids=draft_ids, is_verify=is_verify)
-    return reference.verify_greedy(logits, draft_ids, is_verify, axis_name)
+    best = argmax_ids(logits, implementation=implementation, axis_name=axis_name)
+    return reference.judge_greedy(best, draft_ids, is_verify)
+
+
+def _kernels():
+    # Older JAX than the kernels need must be able to import this module.
+    from pallas_kernels.verify import pallas_mosaic_gpu
+
+    return pallas_mosaic_gpu
+
+
+def _require_drawn(shape: tuple[int, ...], draft_rows: jax.Array) -> None:
+    if len(shape) != 2 or draft_rows.ndim != 2 or draft_rows.shape[1] != shape[1]:
+        raise ValueError(
+            f"`draft_rows` has shape {draft_rows.shape} and the logits {shape}; they "
+            "must be [N, V] and [R, V]: scatter a reduced draft vocabulary to V first"
+        )
+    if draft_rows.dtype != jnp.int32:
+        raise ValueError(f"`draft_rows` is {draft_rows.dtype}; integer rows are int32")
 
 
 def _require_rows(shape: tuple[int, ...], **arrays: jax.Array) -> None:
@@ -102,6 +195,6 @@ def _require_vectors(shape: tuple[int, ...], **arrays: jax.Array) -> None:
     for name, array in arrays.items():
         if array.shape != shape[:1]:
             raise ValueError(
-                f"`{name}` has shape {array.shape}; for target rows {shape} it must "
+                f"`{name}` has shape {array.shape}; for rows {shape} it must "
                 f"be {shape[:1]}, one entry per row"
             )

@@ -17,6 +17,8 @@ SHAPES = {
     # Qwen3's padded vocabulary, seven drafts.
     "qwen3_one_request": Shape(8, 151_936),
     "deepseek_one_request": Shape(6, 129_280),
+    # Not a multiple of 128: a GPU reads such rows value by value.
+    "gpt2_unpadded": Shape(6, 50_257),
     # Small and odd: a tile is 256 ids.
     "odd": Shape(5, 1_003),
     "tiny": Shape(3, 100),

@@ -21,10 +21,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.filters import argmax_ids
-from pallas_kernels.integer_rows import TOTAL
+from pallas_kernels.integer_rows import TOTAL, integer_rows
 from pallas_kernels.locate import locate
-from pallas_kernels.verify.rows import VerifiedRows
+from pallas_kernels.verify.rows import VerifiedRows, share
 from pallas_kernels.vocab_axis import row_sum, take, token_ids
 
 
@@ -53,21 +52,36 @@ def verify_rows(
     point = jnp.where(drawn, jnp.maximum(rank, 0), own)
     token = locate(source, point, axis_name)
 
-    kept = row_sum(jnp.minimum(p, q), axis_name).astype(jnp.float32)
-    return VerifiedRows(
-        accept=accept | ~is_verify,
-        token=jnp.where(accept, draft_ids, token),
-        accept_prob=jnp.where(is_verify, kept / jnp.float32(total), 1.0),
+    kept = row_sum(jnp.minimum(p, q), axis_name)
+    token = jnp.where(accept, draft_ids, token)
+    kept = share(kept, is_verify, total)
+    return VerifiedRows(accept | ~is_verify, token, kept)
+
+
+def verify_logits(
+    logits: jax.Array,
+    scale: jax.Array,
+    draft_rows: jax.Array,
+    source: jax.Array,
+    draft_ids: jax.Array,
+    offsets: jax.Array,
+    is_verify: jax.Array,
+    points: jax.Array,
+    *,
+    total: int = TOTAL,
+    axis_name: str | None = None,
+) -> VerifiedRows:
+    """See `pallas_kernels.verify_logits`."""
+    p = integer_rows(logits, scale, total=total, axis_name=axis_name)
+    q = jnp.take(draft_rows, source, axis=0, mode="clip")
+    return verify_rows(
+        p, q, draft_ids, offsets, is_verify, points, total=total, axis_name=axis_name
     )
 
 
-def verify_greedy(
-    logits: jax.Array,
-    draft_ids: jax.Array,
-    is_verify: jax.Array,
-    axis_name: str | None = None,
+def judge_greedy(
+    best: jax.Array, draft_ids: jax.Array, is_verify: jax.Array
 ) -> VerifiedRows:
-    """See `pallas_kernels.verify_greedy`."""
-    best = argmax_ids(logits, axis_name)
+    """Verdicts from the argmax of every row; see `pallas_kernels.verify_greedy`."""
     accept = ((draft_ids == best) & (best >= 0)) | ~is_verify
     return VerifiedRows(accept, best, accept.astype(jnp.float32))

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 
 class VerifiedRows(NamedTuple):
@@ -19,3 +20,14 @@ class VerifiedRows(NamedTuple):
     accept: jax.Array
     token: jax.Array
     accept_prob: jax.Array
+
+
+def share(kept: jax.Array, is_verify: jax.Array, total: int) -> jax.Array:
+    """`VerifiedRows.accept_prob`, exact where `total` is a power of two.
+
+    Args:
+      kept: int32[...]. Units that p and q share; not read on fresh rows.
+      is_verify: bool[...].
+      total: units of a row.
+    """
+    return jnp.where(is_verify, kept.astype(jnp.float32) * jnp.float32(1 / total), 1.0)

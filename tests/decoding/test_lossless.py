@@ -17,15 +17,15 @@ import pytest
 from scipy import stats
 
 import dspark_jax as dspark
-from dspark_jax.decoding import drafting, laws
+from dspark_jax.decoding import drafting
 from dspark_jax.decoding import round as round_module
 from dspark_jax.decoding.requests import Requests
 from dspark_jax.decoding.words import RoundWords
 from dspark_jax.models import dense
 from dspark_jax.models.kv_cache import empty_cache
 from dspark_jax.models.rows import dense_rows
-from pallas_kernels import TOTAL, argmax_ids, draw, integer_rows, points, verify_rows
-from pallas_kernels.verify import VerifiedRows
+from pallas_kernels import TOTAL, argmax_ids, draw, integer_rows, points
+from pallas_kernels.verify import VerifiedRows, reference
 from tests.decoding.serving import decode_round, prefill
 from tests.models.goldens import arrays, pair
 from tests.models.quick import quick_jit
@@ -253,11 +253,14 @@ def test_control_constant_offset_of_a_greedy_draft(monkeypatch):
     assert distance(COARSE, 1, 1, 6) > 1e-2
 
 
+right = reference.verify_rows
+
+
 def replaced_from(source):
     """Verification whose replacements are the point's token in `source(p, q)`."""
 
-    def wrong_rows(p, q, draft_ids, offsets, is_verify, point, *, axis_name=None):
-        real = verify_rows(p, q, draft_ids, offsets, is_verify, point)
+    def wrong_rows(p, q, draft_ids, offsets, is_verify, point, **options):
+        real = right(p, q, draft_ids, offsets, is_verify, point, **options)
         weights = source(p, q)
         size = weights.sum(1).astype(jnp.float32)
         share = point.astype(jnp.float32) / TOTAL * size
@@ -279,18 +282,18 @@ def replaced_from(source):
     ids=["target_row", "wrong_sign", "target_where_above"],
 )
 def test_control_wrong_replacement(source, monkeypatch):
-    monkeypatch.setattr(laws, "verify_rows", replaced_from(source))
+    monkeypatch.setattr(reference, "verify_rows", replaced_from(source))
     assert distance(COARSE, 1, 1, 6) > 1e-2
 
 
 def test_control_offset_of_another_step(monkeypatch):
     """Judged by its neighbour's offset, a draft falls at the wrong points."""
 
-    def shifted(p, q, draft_ids, offsets, is_verify, point, *, axis_name=None):
+    def shifted(p, q, draft_ids, offsets, is_verify, point, **options):
         moved = jnp.roll(offsets, 1)
-        return verify_rows(p, q, draft_ids, moved, is_verify, point)
+        return right(p, q, draft_ids, moved, is_verify, point, **options)
 
-    monkeypatch.setattr(laws, "verify_rows", shifted)
+    monkeypatch.setattr(reference, "verify_rows", shifted)
     assert distance(COARSE, 2, 1, 6) > 1e-2
 
 
@@ -369,5 +372,5 @@ def test_first_tokens_of_the_trained_pair(exact_law):
 
 @pytest.mark.slow
 def test_control_first_tokens_without_a_residual(exact_law, monkeypatch):
-    monkeypatch.setattr(laws, "verify_rows", replaced_from(lambda p, q: p))
+    monkeypatch.setattr(reference, "verify_rows", replaced_from(lambda p, q: p))
     assert chi_square(*exact_law) < 1e-3

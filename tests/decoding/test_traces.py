@@ -207,7 +207,8 @@ def test_sampled_trace_teacher_forced(file, monkeypatch):
     rounds, gamma, vocab = corrected.shape
     zeros = np.zeros(rounds * (gamma + 1), np.int32)
     flat = corrected.reshape(-1, vocab)
-    q = laws.law(spec, "sampled", flat, requests, zeros[: len(flat)])
+    words = np.zeros(len(flat), np.uint32)
+    _, q, _ = laws.choose(spec, "sampled", flat, requests, words)
     q = np.asarray(q).reshape(corrected.shape)
     assert np.abs(q / TOTAL - trace["draft_probs"]).max() <= 1e-5
 
@@ -237,8 +238,7 @@ def test_sampled_trace_teacher_forced(file, monkeypatch):
         requests,
         zeros,
         rows(tokens, -1),
-        rows(q, 0),
-        rows(offsets, 0),
+        (rows(q, 0), np.arange(len(zeros), dtype=np.int32), rows(offsets, 0)),
         rows(np.ones((rounds, gamma), bool), False),
         np.zeros(len(zeros), np.uint32),
     )

@@ -83,7 +83,7 @@ def test_exponents_subtract_before_they_scale():
     """Scaled first, logits of a cold row are clipped together and the law breaks."""
     logits = jnp.asarray([[40.0, 39.99, 39.0, -jnp.inf]])
     scale = jnp.asarray(fixed_point.scale_of(np.asarray([0.01])))
-    right = fixed_point.exponents(logits, jnp.asarray([40.0]), scale)
+    right = fixed_point.exponents(logits, jnp.asarray([[40.0]]), scale[:, None])
     expected = np.log2(np.e) / 0.01 * 2**20 * np.asarray([0, -0.01, -1])
     np.testing.assert_allclose(right[0, :3], expected, rtol=1e-3)
     assert right[0, 3] == -(2**29)
