@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dspark_jax.decoding.requests import check_verification
 from dspark_jax.decoding.words import seed_words
 from dspark_jax.errors import CacheFull
 from dspark_jax.model import Model
@@ -97,7 +98,11 @@ def stream(
       draft_length: drafts verified a round, 0..gamma; None is gamma, 0 decodes
         plainly through the same code.
       policy: `Fixed(n)`, another way to say it.
-      verification: "exact": the target's distribution, exactly.
+      verification: "exact": the target's distribution, exactly, with as many drafts
+        accepted as can be. "shared_noise": draft and target share noise by position,
+        so that a seed's text is the same at every draft length, in every batch and
+        under every schedule; fewer drafts stand, and a token's law is the target's
+        up to the resolution of the noise, see `pallas_kernels.noisy_argmax`.
       deterministic: True is always met at a fixed draft length: the same
         seeds give the same text.
       stop: strings that end a request; the text ends before them.
@@ -132,8 +137,7 @@ def stream(
                 "it out"
             )
         raise TypeError(f"unexpected option `{name}`")
-    if verification != "exact":
-        raise ValueError(f"`verification` is {verification!r}; allowed: 'exact'")
+    noisy = check_verification(verification)
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"`max_new_tokens` is {max_new_tokens!r}; allowed: int >= 1")
     if not isinstance(deterministic, bool):
@@ -161,7 +165,7 @@ def stream(
     limit = model.spec.target.max_position
     needs = [k + len(i) for k, i in zip(known, ids, strict=True)]
     room = _capacity(max(needs), max_new_tokens, capacity, limit)
-    call = Call(settings, seeds, n, room, max_new_tokens, logprobs)
+    call = Call(settings, seeds, n, room, max_new_tokens, logprobs, noisy)
     before = [one.batch for one in earlier] if earlier else None
     return run(model, ids, call, transcripts, before)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dspark_jax.decoding.batch import Batch
-from dspark_jax.decoding.requests import pack_requests, variant_of
+from dspark_jax.decoding.requests import holds_rows, pack_requests, variant_of
 from dspark_jax.memory import check_memory
 from dspark_jax.model import Model
 from dspark_jax.results import ChatState, Piece, Result
@@ -28,6 +28,7 @@ class Call:
       capacity: cache positions a request.
       budget: tokens a request may emit.
       logprobs: whether they are wanted.
+      noisy: whether draft and target share noise.
     """
 
     settings: Sequence[SamplingParams]
@@ -36,6 +37,7 @@ class Call:
     capacity: int
     budget: int
     logprobs: bool
+    noisy: bool
 
 
 def run(
@@ -133,12 +135,12 @@ def _prepare(model: Model, count: int, call: Call, batch: Batch | None) -> Batch
     words = np.zeros((size, 2), np.uint32)
     words[:count] = call.seeds
     requests = pack_requests(padded, words, spec.target.eos_ids)
-    variant = variant_of(call.settings)
+    variant = variant_of(call.settings, call.noisy)
     if batch is not None:
         batch.resettle(requests, variant, call.logprobs)
         batch.reserve(call.capacity)
         return batch
-    check_memory(spec, size, call.capacity, call.draft_length, variant != "greedy")
+    check_memory(spec, size, call.capacity, call.draft_length, holds_rows(variant))
     return Batch(
         spec, model.params, model.programs, requests, count, call.capacity,
         call.draft_length, variant, call.logprobs,

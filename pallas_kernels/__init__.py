@@ -17,6 +17,7 @@ from pallas_kernels.implementation import (
     require_implementation,
 )
 from pallas_kernels.integer_rows import TOTAL, integer_rows, points
+from pallas_kernels.noise import noisy_argmax
 from pallas_kernels.publish.api import Published, publish
 from pallas_kernels.sample.api import Sampled, argmax_ids, sample_logits
 from pallas_kernels.verify.api import (
@@ -24,6 +25,7 @@ from pallas_kernels.verify.api import (
     verify_greedy,
     verify_logits,
     verify_rows,
+    verify_shared_noise,
 )
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "filtered_rows",
     "implementation_here",
     "integer_rows",
+    "noisy_argmax",
     "points",
     "publish",
     "require_implementation",
@@ -46,4 +49,5 @@ __all__ = [
     "verify_greedy",
     "verify_logits",
     "verify_rows",
+    "verify_shared_noise",
 ]

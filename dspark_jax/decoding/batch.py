@@ -17,7 +17,7 @@ import numpy as np
 
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.publishing import RoundOut
-from dspark_jax.decoding.requests import Requests, Variant
+from dspark_jax.decoding.requests import Requests, Variant, holds_rows, is_noisy
 from dspark_jax.decoding.state import RUNNING, STOP, DecodeState, new_counters
 from dspark_jax.models.attention import block_fits, slots_for
 from dspark_jax.models.params import Tree
@@ -133,8 +133,10 @@ class Batch:
             np.zeros((self.size, self._spec.target.vocab_size), np.float32)
         )
         state, logits = self._feed(state, logits, pending, starts)
-        state, out = self._programs.begin(self._params, state, logits, self._requests)
-        if self._variant == "greedy" and state.proposal is not None:
+        state, out = self._programs.begin(
+            self._params, state, logits, self._requests, is_noisy(self._variant)
+        )
+        if not holds_rows(self._variant) and state.proposal is not None:
             # Greedy rounds carry no laws.
             proposal = dataclasses.replace(state.proposal, weights=None, offset=None)
             state = dataclasses.replace(state, proposal=proposal)

@@ -30,7 +30,7 @@ def draft_next(
         anchor.
       requests: settings; drafts pass the same temperature and filters as the
         rows that will judge them.
-      words: uint32[B, n].
+      words: uint32[B, n], or uint32[B, n, 2] of shared noise.
       draft_length: n.
       variant: what the program can do.
     """
@@ -43,7 +43,8 @@ def draft_next(
         )
 
     def choose(logits: jax.Array, word: jax.Array):
-        return laws.choose(spec, variant, logits, requests, word)
+        ids = params["draft"].get("d2t")
+        return laws.choose(spec, variant, logits, requests, word, ids)
 
     proposal, _ = propose(
         spec.draft,

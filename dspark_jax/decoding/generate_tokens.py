@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,14 @@ import numpy as np
 
 from dspark_jax.decoding.prefill import begin, feed
 from dspark_jax.decoding.publishing import RoundOut
-from dspark_jax.decoding.requests import Requests, Variant, pack_requests, variant_of
+from dspark_jax.decoding.requests import (
+    Requests,
+    Variant,
+    check_verification,
+    is_noisy,
+    pack_requests,
+    variant_of,
+)
 from dspark_jax.decoding.round import decode_round
 from dspark_jax.decoding.state import RUNNING, Counters, DecodeState, new_state
 from dspark_jax.decoding.words import fold_seeds, round_words
@@ -60,6 +67,7 @@ def generate_tokens(
     sampling: SamplingParams | None = None,
     requests: Requests | None = None,
     variant: Variant | None = None,
+    verification: str = "exact",
     capacity: int | None = None,
     logprobs: bool = False,
 ) -> TokensOut:
@@ -82,7 +90,9 @@ def generate_tokens(
         stop ids.
       requests: settings by request instead, see `pack_requests`; needs
         `variant`, which is static.
-      variant: "greedy", "sampled" or "filtered".
+      variant: "greedy", "sampled" or "filtered", or with shared noise "noisy" or
+        "noisy_filtered"; see `variant_of`.
+      verification: "exact" or "shared_noise", see `stream`; without `requests`.
       capacity: positions a request may commit; default P + max_new_tokens.
       logprobs: whether to return log-probabilities of the emitted tokens.
 
@@ -113,7 +123,8 @@ def generate_tokens(
     spec.check_params(params)
     if requests is None:
         sampling = sampling or SamplingParams()
-        variant = variant or variant_of([sampling])
+        shared = check_verification(verification)
+        variant = variant or variant_of([sampling], shared)
         requests = pack_requests(
             [dataclasses.replace(sampling, seed=None)] * batch,
             np.zeros((batch, 2), np.uint32),
@@ -123,7 +134,8 @@ def generate_tokens(
             seeds = sampling.seed
         requests = dataclasses.replace(requests, seeds=_seed_array(seeds, batch))
     elif variant is None:
-        raise ValueError("`requests` needs `variant`: greedy, sampled or filtered")
+        allowed = ", ".join(get_args(Variant))
+        raise ValueError(f"`requests` needs `variant`, one of {allowed}")
 
     capacity = capacity or prompt + max_new_tokens
     if capacity < prompt:
@@ -134,7 +146,8 @@ def generate_tokens(
         state, budget=jnp.full((batch,), max_new_tokens, jnp.int32)
     )
     state, logits = _feed_all(spec, params, state, tokens, lengths, chunks, chunk)
-    words = round_words(requests.seeds, state.length, n)
+    noisy = is_noisy(variant)
+    words = round_words(requests.seeds, state.length, n, noisy)
     state, first = begin(
         spec, params, state, logits, requests, words, n, variant, logprobs
     )
@@ -150,7 +163,7 @@ def generate_tokens(
 
     def body(carry: tuple) -> tuple:
         state, emitted, scores, count = carry
-        words = round_words(requests.seeds, state.length + 1, n)
+        words = round_words(requests.seeds, state.length + 1, n, noisy)
         state, out = decode_round(
             spec, params, state, requests, words, n, variant, logprobs
         )

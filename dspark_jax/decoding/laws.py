@@ -15,17 +15,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from dspark_jax.decoding.requests import Requests, Variant
+from dspark_jax.decoding.requests import Requests, Variant, is_noisy
 from dspark_jax.spec import Spec
 from pallas_kernels import (
     Sampled,
     VerifiedRows,
     argmax_ids,
     filtered_logits,
+    noisy_argmax,
     points,
     sample_logits,
     verify_greedy,
     verify_logits,
+    verify_shared_noise,
 )
 
 
@@ -42,7 +44,7 @@ def over_vocabulary(
       spec: gives the mesh.
       op: a row-wise op of `pallas_kernels`.
       split: arrays [R, V].
-      whole: arrays [R].
+      whole: arrays [R] or [R, 2].
       out: bools in the form of the result, or one for all of it: True where it is
         [R, V], False where it is [R].
     """
@@ -74,7 +76,7 @@ def filtered(
 
     Args:
       spec: gives the mesh.
-      variant: "sampled" or "filtered".
+      variant: what the program can do, not "greedy".
       logits: float32[R, V].
       requests: settings of B requests.
       row: int32[R]. Request of each row.
@@ -87,7 +89,7 @@ def filtered(
         return jnp.take(x, row, axis=0, mode="clip")
 
     scale = pick(requests.scale)
-    if variant == "sampled":
+    if variant in ("sampled", "noisy"):
         return logits, scale
     cut = [scale, pick(requests.top_p), pick(requests.top_k), pick(requests.min_p)]
     return over_vocabulary(spec, filtered_logits, [logits], cut, True), scale
@@ -99,6 +101,7 @@ def choose(
     logits: jax.Array,
     requests: Requests,
     words: jax.Array | None,
+    ids: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     """One token a request, and how it was drawn.
 
@@ -107,16 +110,32 @@ def choose(
       variant: what the program can do.
       logits: float32[B, V].
       requests: settings.
-      words: uint32[B]; unused when greedy.
+      words: uint32[B], or uint32[B, 2] of shared noise; unused when greedy.
+      ids: int32[V]. Token of each column, where columns are not ids.
 
     Returns:
-      (int32[B], the integer row int32[B, V], the offset in it int32[B]); the row
-      and the offset are None when greedy.
+      (columns int32[B], the integer row int32[B, V], the offset in it int32[B]); row
+      and offset are None when greedy and with shared noise.
     """
     if variant == "greedy" or words is None:
         op = functools.partial(argmax_ids, implementation=spec.row_ops)
         return over_vocabulary(spec, op, [logits], [], False), None, None
     row = jnp.arange(logits.shape[0], dtype=jnp.int32)
+    if is_noisy(variant):
+        logits, scale = filtered(spec, variant, logits, requests, row)
+        if ids is None:
+            whole = [scale, words]
+            return (
+                over_vocabulary(spec, noisy_argmax, [logits], whole, False),
+                None,
+                None,
+            )
+
+        def pick(logits, ids, scale, keys, axis_name):
+            return noisy_argmax(logits, scale, keys, ids, axis_name=axis_name)
+
+        split = [logits, jnp.broadcast_to(ids, logits.shape)]
+        return over_vocabulary(spec, pick, split, [scale, words], False), None, None
     drawn = _sample(spec, variant, logits, requests, row, words)
     return drawn.ids, drawn.rows, drawn.offsets
 
@@ -143,13 +162,18 @@ def verify(
       draft_ids: int32[G]. The draft that each row judges.
       drawn: how the drafts were drawn: the rows int32[N, V] on the target's ids,
         which of them is each draft's, int32[G], and where its point lies in its
-        interval, int32[G]. None when greedy, and when nothing was drafted.
+        interval, int32[G]. None when greedy, with shared noise, and when nothing was
+        drafted.
       is_verify: bool[G]. False for fresh rows.
-      words: uint32[G]. Of the fresh rows.
+      words: uint32[G] of the fresh rows, or uint32[G, 2] of shared noise.
     """
     if variant == "greedy":
         op = functools.partial(verify_greedy, implementation=spec.row_ops)
         return over_vocabulary(spec, op, [logits], [draft_ids, is_verify], False)
+    if is_noisy(variant):
+        logits, scale = filtered(spec, variant, logits, requests, row)
+        whole = [scale, draft_ids, is_verify, words]
+        return over_vocabulary(spec, verify_shared_noise, [logits], whole, False)
     if drawn is None:
         token = _sample(spec, variant, logits, requests, row, words).ids
         one = jnp.ones_like(token)

@@ -2,11 +2,11 @@
 
     init   (B, C, drafts?)                  empty caches
     feed   (B, C, drafts?, P)               a chunk of prompt tokens
-    begin  (B, C, n)                        first token and first proposal
+    begin  (B, C, n, noisy)                 first token and first proposal
     round  (B, C, n, variant, logprobs)     one round
 
-`begin` runs once a request, so one program serves every setting; an option that
-is toggled costs one `round` program at most.
+`begin` runs once a request, so one program serves every setting but shared noise; an
+option that is toggled costs one `round` program at most.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from dspark_jax.decoding.placement import places
 from dspark_jax.decoding.prefill import begin, feed
 from dspark_jax.decoding.publishing import RoundOut
-from dspark_jax.decoding.requests import Requests, Variant
+from dspark_jax.decoding.requests import Requests, Variant, is_noisy
 from dspark_jax.decoding.round import decode_round
 from dspark_jax.decoding.state import DecodeState, new_state
 from dspark_jax.decoding.words import round_words
@@ -86,13 +86,18 @@ class Programs:
         return self._call((*key, tokens.shape[1]), run, args, (1, 2))
 
     def begin(
-        self, params: Tree, state: DecodeState, logits: jax.Array, requests: Requests
+        self,
+        params: Tree,
+        state: DecodeState,
+        logits: jax.Array,
+        requests: Requests,
+        noisy: bool = False,
     ) -> tuple[DecodeState, RoundOut]:
         """See `prefill.begin`; state is donated."""
         n = state.counters.kept.shape[1]
 
         def run(params, state, logits, requests):
-            words = round_words(requests.seeds, state.length, n)
+            words = round_words(requests.seeds, state.length, n, noisy)
             return begin(
                 self._spec,
                 params,
@@ -101,11 +106,11 @@ class Programs:
                 requests,
                 words,
                 n,
-                "filtered",
+                "noisy_filtered" if noisy else "filtered",
                 logprobs=True,
             )
 
-        key = ("begin", state.anchor.shape[0], state.capacity, n)
+        key = ("begin", state.anchor.shape[0], state.capacity, n, noisy)
         return self._call(key, run, (params, state, logits, requests), (1,))
 
     def round(
@@ -120,7 +125,7 @@ class Programs:
         n = state.counters.kept.shape[1]
 
         def run(params, state, requests):
-            words = round_words(requests.seeds, state.length + 1, n)
+            words = round_words(requests.seeds, state.length + 1, n, is_noisy(variant))
             return decode_round(
                 self._spec, params, state, requests, words, n, variant, logprobs
             )

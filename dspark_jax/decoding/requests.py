@@ -15,8 +15,9 @@ from dspark_jax.decoding.words import seed_words
 from dspark_jax.settings import SamplingParams
 from pallas_kernels import scale_of
 
-# What a compiled program can do: argmax only; softmax; softmax and filters.
-Variant = Literal["greedy", "sampled", "filtered"]
+# What a compiled program can do: argmax only; softmax; softmax and filters; the last
+# two with noise that draft and target share.
+Variant = Literal["greedy", "sampled", "filtered", "noisy", "noisy_filtered"]
 # A request names at most this many stop ids.
 MAX_STOP_IDS = 8
 
@@ -48,11 +49,37 @@ class Requests:
     stop_ids: jax.Array
 
 
-def variant_of(sampling: Sequence[SamplingParams]) -> Variant:
-    """The simplest program that serves all of `sampling`."""
+def variant_of(sampling: Sequence[SamplingParams], noisy: bool = False) -> Variant:
+    """The simplest program that serves all of `sampling`.
+
+    Args:
+      sampling: one entry a request.
+      noisy: whether draft and target share noise; greedy requests need none.
+    """
     if any(s.filtered for s in sampling):
-        return "filtered"
-    return "greedy" if all(s.greedy for s in sampling) else "sampled"
+        return "noisy_filtered" if noisy else "filtered"
+    if all(s.greedy for s in sampling):
+        return "greedy"
+    return "noisy" if noisy else "sampled"
+
+
+def check_verification(verification: str) -> bool:
+    """Whether draft and target share noise; ValueError for an unknown name."""
+    if verification not in ("exact", "shared_noise"):
+        raise ValueError(
+            f"`verification` is {verification!r}; allowed: 'exact', 'shared_noise'"
+        )
+    return verification == "shared_noise"
+
+
+def is_noisy(variant: Variant) -> bool:
+    """Whether a program's words are keys of shared noise."""
+    return variant.startswith("noisy")
+
+
+def holds_rows(variant: Variant) -> bool:
+    """Whether proposals of a program keep the rows they were drawn from."""
+    return variant in ("sampled", "filtered")
 
 
 def pack_requests(

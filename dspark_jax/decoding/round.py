@@ -97,9 +97,8 @@ def decode_round(
             spec.draft, params["draft"], state.draft, features, rows
         )
         state = dataclasses.replace(state, draft=context)
-        draft_words = jnp.take_along_axis(
-            words.draft, out.n_emitted[:, None, None], axis=1
-        )[:, 0]
+        at = out.n_emitted.reshape(batch, *[1] * (words.draft.ndim - 1))
+        draft_words = jnp.take_along_axis(words.draft, at, axis=1)[:, 0]
         proposal = draft_next(spec, params, state, requests, draft_words, n, variant)
         state = dataclasses.replace(state, proposal=proposal)
     return state, out

@@ -5,6 +5,13 @@ from pallas_kernels.verify.api import (
     verify_greedy,
     verify_logits,
     verify_rows,
+    verify_shared_noise,
 )
 
-__all__ = ["VerifiedRows", "verify_greedy", "verify_logits", "verify_rows"]
+__all__ = [
+    "VerifiedRows",
+    "verify_greedy",
+    "verify_logits",
+    "verify_rows",
+    "verify_shared_noise",
+]

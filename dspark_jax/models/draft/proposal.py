@@ -28,7 +28,7 @@ class Proposal:
       ids: int32[B, n]. Target ids.
       weights: int32[B, n, V_draft]. The integer row each id was drawn from, after
         temperature and filters; None when every request is greedy, where the
-        row is the one-hot of the id.
+        row is the one-hot of the id, and with shared noise.
       offset: int32[B, n]. Where each id's point lies in its interval of the row;
         None with `weights`.
       confidence: float32[B, n]. Logit of the chance that the position is
@@ -43,7 +43,7 @@ class Proposal:
     generation: jax.Array
 
 
-# (logits float32[B, V_draft], words uint32[B]) -> (row index int32[B], the integer
+# (logits float32[B, V_draft], words uint32[B, ...]) -> (row index int32[B], the integer
 # row it was drawn from and its offset there, or None and None)
 Chosen = tuple[jax.Array, jax.Array | None, jax.Array | None]
 Choose = Callable[[jax.Array, jax.Array], Chosen]
@@ -72,16 +72,16 @@ def propose(
       capacity: C, positions the cache was made for.
       anchor: int32[B]. The last committed token.
       position: int32[B]. Its position.
-      words: uint32[B, n]. Random words, 1 <= n <= gamma.
+      words: uint32[B, n, ...]. Random words, 1 <= n <= gamma.
       choose: picks a row index from a position's logits float32[B, V_draft]
-        and its words uint32[B]; see `Choose`.
+        and its words uint32[B, ...]; see `Choose`.
       unroll: compile every position by itself, which runs a little faster; a
         loop compiles faster where choosing is a large program.
 
     Returns:
       The proposal, and the corrected logits float32[B, n, V_draft].
     """
-    batch, length = words.shape
+    batch, length = words.shape[:2]
     hidden = backbone.block_hidden(
         config, params, target_params, cache, capacity, anchor, position
     )
