@@ -133,6 +133,7 @@ def test_drafts_stand_as_often_as_the_closed_form_says():
     np.testing.assert_allclose(seen, p, atol=0.015)
 
 
+@pytest.mark.slow
 def test_text_and_host_loop_agree():
     """`generate` passes the choice on, for a turn and its next one."""
     target = dspark.testing.tiny_config("llama")
