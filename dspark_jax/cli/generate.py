@@ -20,6 +20,7 @@ from dspark_jax.cli.common import (
     one_line_errors,
     use_compile_cache,
 )
+from dspark_jax.decoding.requests import check_verification
 from dspark_jax.generate import stream
 from dspark_jax.results import Result
 from dspark_jax.settings import SamplingParams
@@ -42,6 +43,9 @@ def generate(
         list[str] | None,
         typer.Option(help="End before this text; may be given several times."),
     ] = None,
+    verification: Annotated[
+        str, typer.Option(help="exact, or shared_noise: one text a seed.")
+    ] = "exact",
     chat: Annotated[
         bool, typer.Option(help="Use the chat template, or continue plain text.")
     ] = True,
@@ -57,6 +61,7 @@ def generate(
         sampling = SamplingParams(
             temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
         )
+        check_verification(verification)
         use_compile_cache(compile_cache)
         loaded = load_model(model, draft, dtype, cache, implementation)
         result = None
@@ -66,6 +71,7 @@ def generate(
             max_new_tokens=max_new_tokens,
             sampling=sampling,
             draft_length=draft_length,
+            verification=verification,
             stop=stop or (),
             chat=chat,
         ):

@@ -18,6 +18,7 @@ from pallas_kernels.draw import draw
 from pallas_kernels.filters import argmax_ids, filtered_rows
 from pallas_kernels.fixed_point import scale_of
 from pallas_kernels.integer_rows import integer_rows, points
+from pallas_kernels.noise import noisy_argmax
 from pallas_kernels.verify import textbook
 from pallas_kernels.verify.api import verify_greedy, verify_rows
 from pallas_kernels.verify.arg_specs import SHAPES, Shape
@@ -49,6 +50,7 @@ def arguments(shape: Shape, seed: int = 0) -> dict[str, jax.Array]:
         is_verify=jnp.arange(rows) < rows - 1,
         points=points(words[1]),
         words=words[1],
+        keys=words.T,
     )
 
 
@@ -66,6 +68,11 @@ OPS: dict[str, tuple[Callable, tuple[str, ...]]] = {
         (*ROW, "points"),
     ),
     "verify_rows": (verify_rows, ("p", *JUDGED)),
+    "verify_rows, penalised": (
+        lambda *args: verify_rows(*args[:-1], mode="penalised", words=args[-1]),
+        ("p", *JUDGED, "keys"),
+    ),
+    "noisy_argmax": (noisy_argmax, (*ROW, "keys")),
     "verify_greedy": (verify_greedy, ("logits", "draft_ids", "is_verify")),
     "integer_rows + verify_rows": (
         lambda x, s, *rest: verify_rows(integer_rows(x, s), *rest),

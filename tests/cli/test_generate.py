@@ -60,6 +60,8 @@ def test_errors_are_one_line_and_status_2(run, tiny):
     model = ("--model", tiny / "target")
     wrong = [
         (("--temperature", "-1"), "`temperature` is -1.0"),
+        (("--verification", "gumbel"), "allowed: 'exact', 'shared_noise'"),
+        (("--implementation", "pallas"), "'pallas' cannot run here"),
         (("--top-p", "0"), "`top_p` is 0.0"),
         ((*model, "--draft-length", "3"), "loaded without a draft"),
         ((*model, "--max-new-tokens", "0"), "`max_new_tokens` is 0"),
