@@ -18,7 +18,7 @@ from pallas_kernels.implementation import (
 )
 from pallas_kernels.integer_rows import TOTAL, integer_rows, points
 from pallas_kernels.noise import noisy_argmax
-from pallas_kernels.publish.api import Published, publish
+from pallas_kernels.publish import Published, confidence_error, override, publish
 from pallas_kernels.sample.api import Sampled, argmax_ids, sample_logits
 from pallas_kernels.verify.api import (
     VerifiedRows,
@@ -35,12 +35,14 @@ __all__ = [
     "Sampled",
     "VerifiedRows",
     "argmax_ids",
+    "confidence_error",
     "draw",
     "filtered_logits",
     "filtered_rows",
     "implementation_here",
     "integer_rows",
     "noisy_argmax",
+    "override",
     "points",
     "publish",
     "require_implementation",

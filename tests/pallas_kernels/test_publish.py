@@ -33,10 +33,6 @@ def run(accept, token, drafts, *, n=None, stop=(-1,), remaining=99, active=True)
     )
 
 
-# Golden ids override verdicts after sampling; the padded form does not offer them.
-NO_OVERRIDE = "overrides by golden ids are not part of the padded form"
-
-
 def pad_packed(case, batch, width):
     """A packed case on the padded layout; inactive requests behind the real ones."""
     sizes = case["seqlens_q"]
@@ -46,6 +42,7 @@ def pad_packed(case, batch, width):
     accept = rng.random((batch, width)) < 0.5
     token = rng.integers(0, 9, (batch, width)).astype(np.int32)
     drafts = rng.integers(0, 9, (batch, width)).astype(np.int32)
+    forced = np.full((batch, width), -1, np.int32)
     stops = rng.integers(0, 9, (batch, len(case["stop_ids"][0]))).astype(np.int32)
     n_drafts = rng.integers(0, width, batch).astype(np.int32)
     for r, (start, size) in enumerate(zip(starts, sizes, strict=True)):
@@ -55,10 +52,16 @@ def pad_packed(case, batch, width):
         drafts[r, : size - 1] = case["draft_ids_by_row"][rows][:-1]
         stops[r] = case["stop_ids"][r]
         n_drafts[r] = size - 1
+        if case["golden"] is not None:
+            forced[r, :size] = case["golden"][rows]
+    drafts = jnp.asarray(drafts[:, :-1])
+    accept, token = pk.override(
+        jnp.asarray(accept), jnp.asarray(token), drafts, jnp.asarray(forced)
+    )
     return dict(
-        accept=jnp.asarray(accept),
-        token=jnp.asarray(token),
-        draft_ids=jnp.asarray(drafts[:, :-1]),
+        accept=accept,
+        token=token,
+        draft_ids=drafts,
         n_drafts=jnp.asarray(n_drafts),
         stop_ids=jnp.asarray(stops),
         remaining=jnp.full(batch, 99, jnp.int32),
@@ -70,11 +73,7 @@ def test_publication_golden(golden):
     cases = golden("publication")["cases"]
     batch = max(len(case["seqlens_q"]) for case in cases)
     width = max(max(case["seqlens_q"]) for case in cases)
-    checked, skipped = 0, []
     for case in cases:
-        if case["golden"] is not None and max(case["golden"]) >= 0:
-            skipped.append((case["name"], NO_OVERRIDE))
-            continue
         sizes, expected = case["seqlens_q"], case["expected"]
         real = len(sizes)
         offsets = np.asarray(expected["last_valid_offset"])
@@ -108,8 +107,41 @@ def test_publication_golden(golden):
             assert n == (ends[0] + 1 if ends else (full >= 0).sum())
             np.testing.assert_array_equal(line[:n], full[:n])
             assert np.all(line[n:] == -1)
-        checked += 1
-    assert checked >= 15 and len(skipped) >= 3, (checked, skipped)
+    assert len(cases) == 30
+
+
+def test_confidence_error_golden(golden):
+    for case in golden("publication")["cases"]:
+        sizes, starts = case["seqlens_q"], case["expected"]["ftp"]
+        shape = (len(sizes), max(sizes))
+        # What lies behind a request's drafts does not count.
+        prob, confidence = np.full(shape, 9, np.float32), np.zeros(shape, np.float32)
+        for r, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            prob[r, :size] = case["accept_probs"][start : start + size]
+            confidence[r, :size] = case["confidence"][start : start + size]
+        got = pk.confidence_error(
+            jnp.asarray(prob),
+            jnp.asarray(confidence[:, :-1]),
+            jnp.asarray(sizes, jnp.int32) - 1,
+        )
+        expected = case["expected"]["confidence_error_sum"]
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+        if max(sizes) > 1:
+            late = pk.confidence_error(
+                jnp.asarray(prob),
+                jnp.asarray(confidence[:, :-1]),
+                jnp.asarray(sizes, jnp.int32),
+            )
+            assert len(set(sizes)) == 1 or abs(late - expected) > 1e-3
+
+
+def test_override_is_refused_at_another_size():
+    flags = jnp.ones((2, 3), bool)
+    with pytest.raises(ValueError, match="like `token`"):
+        pk.override(
+            flags, jnp.zeros((2, 3), jnp.int32), jnp.zeros((2, 2), jnp.int32),
+            jnp.full((2, 2), -1),
+        )  # fmt: skip
 
 
 def test_fr10_stop_in_a_rejected_draft_stops_nothing():
