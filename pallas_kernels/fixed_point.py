@@ -43,19 +43,23 @@ _COEFFICIENTS = (
 )
 
 
-def scale_of(temperature: np.ndarray) -> np.ndarray:
+def scale_of(temperature: np.ndarray, *, engine_greedy: bool = False) -> np.ndarray:
     """Exponent units of one logit at a temperature, rounded once.
 
     Computed on the host, as division is not correctly rounded on every device.
 
     Args:
       temperature: float[...], at least 0.
+      engine_greedy: the reference engine's rule instead: temperatures below 1e-5
+        count as 1e-5, at which logits less than about 1e-4 apart are still drawn.
 
     Returns:
       float32[...], log2(e) / temperature * 2^20; 0 below 1e-5, which means the
       argmax.
     """
     warm = np.asarray(temperature, np.float64)
+    if engine_greedy:
+        warm = np.maximum(warm, GREEDY_BELOW)
     greedy = warm < GREEDY_BELOW
     units = math.log2(math.e) * OCTAVE / np.where(greedy, 1.0, warm)
     return np.where(greedy, 0.0, units).astype(np.float32)

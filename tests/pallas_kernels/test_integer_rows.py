@@ -160,3 +160,15 @@ def test_vocabularies_out_of_range():
             jax.ShapeDtypeStruct((1, 2**20), jnp.float32),
             jax.ShapeDtypeStruct((1,), jnp.float32),
         )
+
+
+def test_engine_greedy_still_draws_between_close_logits():
+    logits = jnp.asarray([[2.0, 2.0 - 2e-5, 1.0]])
+    cold = np.zeros(1)
+    ours = integer_rows(logits, jnp.asarray(scale_of(cold)))
+    np.testing.assert_array_equal(ours, [[TOTAL, 0, 0]])
+    theirs = integer_rows(logits, jnp.asarray(scale_of(cold, engine_greedy=True)))
+    gap = float(logits[0, 0] - logits[0, 1])
+    odds = np.exp(-gap / 1e-5)
+    share = np.asarray(theirs[0]) / TOTAL
+    np.testing.assert_allclose(share, [1 / (1 + odds), odds / (1 + odds), 0], atol=1e-5)
