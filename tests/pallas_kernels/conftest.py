@@ -64,3 +64,14 @@ def random_words():
         return jax.random.bits(jax.random.key(seed), shape, np.uint32)
 
     return words
+
+
+@pytest.fixture(scope="session")
+def seed_words():
+    """64-bit seeds as words, low word first."""
+
+    def words(seeds) -> jax.Array:
+        pairs = [[int(s) & 0xFFFFFFFF, int(s) >> 32] for s in seeds]
+        return jax.numpy.asarray(pairs, np.uint32)
+
+    return words
