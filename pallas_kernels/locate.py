@@ -20,7 +20,7 @@ def locate(
     sums: a point at or behind the end gives the last such token.
 
     Args:
-      weights: float32 or int32[R, V]. Not negative.
+      weights: float32, int32 or uint32[R, V]. Not negative, and integer sums must fit.
       point: same dtype [R]. At least 0.
       axis_name: mesh axis over which `V` is split, or None.
 
