@@ -224,7 +224,7 @@ def test_control_draft_law_on_the_wrong_ids(monkeypatch):
 def greedy_draft(report, constant_offset=False):
     """A draft that takes the argmax and reports a row of its own choosing."""
 
-    def choose(spec, variant, logits, requests, words):
+    def choose(spec, variant, logits, requests, words, ids_of_columns):
         ids = argmax_ids(logits)
         if report == "softmax":
             scale = jnp.broadcast_to(requests.scale, ids.shape)
