@@ -147,3 +147,69 @@ def test_fr56_limit_inside_a_block():
     assert out.tokens[0].tolist() == [2, 3, 4] and out.finish[0] == LENGTH
     assert out.counters.kept[0].sum() == 2 and out.counters.generated[0] == 3
     assert out.lengths.tolist() == [3]
+
+
+def test_a_request_that_ended_counts_no_more():
+    """Its rows are still in the batch while the others run on."""
+    model = chain_model(line(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), gamma=4)
+    sampling = [stopping_at(4), stopping_at()]
+    out = generate(model, [[1], [1]], sampling, max_new_tokens=11)
+    counters = out.counters
+    assert counters.rounds.tolist() == [1, 2]
+    assert counters.generated.tolist() == [3, 11]
+    assert counters.drafted.tolist() == [4, 8]
+    assert counters.verified_rows.tolist() == [5, 10]
+    assert counters.proposed.tolist() == [[1] * 4, [2] * 4]
+    assert counters.kept.tolist() == [[1, 1, 0, 0], [2] * 4]
+
+
+def test_logprobs_of_the_one_program_are_the_targets_own():
+    """Of every token at its own place, with drafts that stand and that fall."""
+    rng = np.random.default_rng(0)
+    table, noise = rng.normal(size=(2, 16, 16)).astype(np.float32)
+    model = dspark.testing.scripted_model(table, table + noise, gamma=2)
+    prompts = [[1], [5, 3], [9], [2, 12]]
+    tokens, lengths = right_padded(prompts)
+    sampling = [
+        dspark.SamplingParams(),
+        dspark.SamplingParams(temperature=1.0),
+        dspark.SamplingParams(temperature=0.5),
+        dspark.SamplingParams(temperature=2.0, stop_ids=tuple(range(4))),
+    ]
+    seeds = np.arange(8, dtype=np.uint32).reshape(4, 2)
+    requests = requests_for(*sampling, seeds=seeds)
+    run = quick_jit(
+        lambda params: dspark.generate_tokens(
+            model.spec, params, tokens, lengths, requests=requests,
+            variant="sampled", max_new_tokens=12, logprobs=True,
+        )
+    )  # fmt: skip
+    out = jax.tree.map(np.asarray, run(model.params))
+    assert 0 < out.counters.kept.sum() < out.counters.proposed.sum()
+    # The temperature does not enter.
+    law = np.asarray(jax.nn.log_softmax(table))
+    for row, length in enumerate(out.lengths):
+        ids = out.tokens[row, :length]
+        before = [prompts[row][-1], *ids[:-1]]
+        expected = [law[pair] for pair in zip(before, ids, strict=True)]
+        np.testing.assert_allclose(out.logprobs[row, :length], expected, atol=1e-4)
+
+
+def test_what_a_stop_string_cuts_off_counts_nowhere():
+    transcript = Transcript(dspark.testing.byte_tokenizer(), ("b",), 3)
+    transcript.take(list(b"x"), 0, [-1.0], 0, prefill=True)
+    transcript.take(list(b"abcd"), 3, [-2.0, -3.0, -4.0, -5.0], 0, prefill=False)
+    assert bytes(transcript.tokens) == b"xab" and transcript.dropped == 2
+    assert transcript.logprobs == [-1.0, -2.0, -3.0]
+    stats = transcript.stats(
+        seconds=1.0, compile_seconds=0.0, programs=0, implementation="reference"
+    )
+    assert stats.acceptance == (1, 1, 0) and stats.accepted_length == 2
+
+
+def test_a_character_that_the_last_token_leaves_open_is_shown():
+    transcript = Transcript(dspark.testing.byte_tokenizer(), (), 3)
+    assert transcript.take([120], 0, [], 0, prefill=True) == "x"
+    # Three of the four bytes of a character.
+    shown = transcript.take([0xF0, 0x9F, 0x98], 2, [], LENGTH, prefill=False)
+    assert shown == "\ufffd" and transcript.text == "x\ufffd"

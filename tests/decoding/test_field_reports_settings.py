@@ -13,6 +13,8 @@ from dspark_jax.decoding import drafting, laws
 from dspark_jax.decoding.words import fold_seeds
 from dspark_jax.models import dense
 from dspark_jax.models.draft import backbone
+from pallas_kernels import integer_rows
+from tests.decoding.serving import requests_for
 from tests.models.goldens import right_padded
 from tests.models.quick import quick_jit
 
@@ -62,6 +64,28 @@ def test_fr07_drafts_pass_the_requests_filters(monkeypatch):
         # Nothing outside the filter is ever emitted.
         assert sum(seen) == count
         assert stats.chisquare(seen, expected).pvalue > 1e-3
+
+
+def test_a_row_takes_every_setting_from_its_own_request():
+    settings = [
+        dspark.SamplingParams(temperature=1.0),
+        dspark.SamplingParams(temperature=0.5),
+        dspark.SamplingParams(temperature=1.0, top_p=0.5),
+        dspark.SamplingParams(temperature=1.0, top_k=9),
+        dspark.SamplingParams(temperature=1.0, min_p=0.3),
+    ]
+    target = dspark.testing.tiny_config()
+    spec = dspark.Spec(target, dspark.testing.tiny_draft_config(target))
+    law = quick_jit(lambda *args: integer_rows(*laws.filtered(spec, "filtered", *args)))
+    order = np.asarray([4, 0, 3, 1, 2, 4], np.int32)
+    logits = np.random.default_rng(0).normal(size=(1, 32)).astype(np.float32)
+    logits = np.repeat(logits, len(order), 0)
+    found = np.asarray(law(logits, requests_for(*settings), order))
+    for row, request in enumerate(order):
+        same = requests_for(*[settings[request]] * len(settings))
+        np.testing.assert_array_equal(found[row], law(logits, same, order)[row])
+    # Each of them makes another law of the same logits.
+    assert len(np.unique(found, axis=0)) == len(settings)
 
 
 def test_fr15_one_seed_gives_every_request_its_own_stream():

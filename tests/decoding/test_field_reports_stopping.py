@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -121,12 +122,58 @@ def test_fr14_full_cache_is_said_and_last_slots_are_right():
     assert tight.tokens[0, :4].tolist() == wide.tokens[0, :4].tolist()
 
 
+def test_one_token_may_end_a_request_for_several_reasons():
+    """A stop id is named first, then the limit, then the cache."""
+    model = chain_model(line(1, 2, 3, 4, 5, 6, 7, 8, 9))
+    # Room for five tokens after two, and for six after one; six are allowed.
+    prompts, ends = [[0, 1], [0, 1], [1], [1]], [(), (6,), (), (7,)]
+    sampling = [stopping_at(*ids) for ids in ends]
+    out = generate(model, prompts, sampling, max_new_tokens=6, capacity=7)
+    assert out.lengths.tolist() == [5, 5, 6, 6]
+    assert out.finish.tolist() == [CACHE_FULL, STOP, LENGTH, STOP]
+
+
+def test_the_token_of_the_prefill_needs_one_position():
+    """It is committed, but not in the cache."""
+    model = chain_model(line(1, 2, 3, 4, 5, 6))
+    out = generate(
+        model, [[1], [0, 1]], [stopping_at()] * 2, max_new_tokens=9, capacity=3
+    )
+    assert out.lengths.tolist() == [2, 1]
+    assert out.finish.tolist() == [CACHE_FULL] * 2
+    assert out.counters.rounds.tolist() == [1, 0]
+
+
 def test_fr14_full_cache_as_text(bytes_model):
     options = dict(chat=False, draft_length=3, max_new_tokens=10, capacity=128)
     out = dspark.generate(bytes_model, "p" * 124, **options)
     assert len(out.tokens) == 4 and out.finish_reason == "cache_full"
     with pytest.raises(dspark.CacheFull, match="128"):
         dspark.generate(bytes_model, "p" * 128, **options)
+
+
+def test_an_ended_request_rests_while_others_run_on():
+    """Nothing of its state moves: a next turn may go on from it."""
+    model = chain_model(line(1, 2, 3, 4, 5, 6, 7, 8, 9))
+    requests = requests_for(stopping_at(2), stopping_at())
+    tokens, lengths = right_padded([[1], [1]])
+    args, budget = (model.spec, model.params), jnp.full((2,), 9, jnp.int32)
+    begun, out = quick_prefill(
+        *args, tokens, lengths, budget, requests, no_words(2, 3), n=3,
+        variant="greedy", capacity=16,
+    )  # fmt: skip
+    assert out.finish.tolist() == [STOP, RUNNING]
+    state, out = quick_round(*args, begun, requests, no_words(2, 3), 3, "greedy")
+    assert out.n_emitted.tolist() == [0, 4] and out.finish.tolist() == [STOP, RUNNING]
+    for name in ("anchor", "length", "budget", "finish", "counters"):
+        pairs = zip(
+            jax.tree.leaves(getattr(begun, name)),
+            jax.tree.leaves(getattr(state, name)),
+            strict=True,
+        )
+        for before, after in pairs:
+            assert (before[0] == after[0]).all(), name
+    assert state.length.tolist() == [1, 5] and state.anchor.tolist() == [2, 6]
 
 
 def test_stop_ids_are_the_requests_own():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dspark_jax as dspark
+from dspark_jax.decoding import generate_tokens as loop_module
 from dspark_jax.decoding import prefill as prefill_module
 from dspark_jax.decoding import round as round_module
 from dspark_jax.decoding.state import new_state
@@ -278,6 +279,19 @@ def test_prompt_padding_does_not_matter():
     wide = jnp.pad(tokens, ((0, 0), (0, 7)), constant_values=3)
     out = greedy(tiny("qwen3"), wide, lengths, 2)
     assert (out.tokens == plain("qwen3")).all()
+
+
+def test_prompts_that_end_in_different_chunks(monkeypatch):
+    """What follows a short prompt is not made of a later chunk's padding."""
+
+    class SmallChunks(dspark.Buckets):
+        def __init__(self):
+            super().__init__(prefill=(4,))
+
+    lines = plain("qwen3")
+    monkeypatch.setattr(loop_module, "Buckets", SmallChunks)
+    out = greedy(tiny("qwen3"), *right_padded(PROMPTS), 2)
+    assert (out.tokens == lines).all()
 
 
 FR17_PROMPTS = [[11], [2, 3], [9, 8, 7, 6], list(range(50, 60)), [100, 3, 100, 3]]

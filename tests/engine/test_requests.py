@@ -105,6 +105,27 @@ def test_the_next_turn_equals_one_long_prefill(model, plain, texts, stop):
     assert [o.state.tokens[: len(k)] for o, k in zip(second, keep, strict=True)] == keep
 
 
+def test_the_next_turn_has_settings_of_its_own(model, plain):
+    first = generate(model, "hello there", max_new_tokens=4)
+    row = plain([[*first.state.tokens, ord("?")]], 10)[0]
+    ends = SamplingParams(stop_ids=(row[3],))
+    second = generate(model, "?", state=first.state, sampling=ends, logprobs=True)
+    assert second.finish_reason == "stop"
+    assert second.tokens == row[: row.index(row[3]) + 1]
+    assert len(second.logprobs) == len(second.tokens)
+
+
+def test_greedy_and_sampled_requests_in_one_batch(model, texts):
+    """Whichever of them comes first."""
+    greedy, warm = SamplingParams(), SamplingParams(temperature=3.0, seed=5)
+    after_greedy = generate(model, PROMPTS, sampling=[greedy, greedy, warm, greedy])
+    after_warm = generate(model, PROMPTS, sampling=[warm, greedy, warm, greedy])
+    assert after_greedy[2].tokens == after_warm[2].tokens
+    for outs, rows in ((after_greedy, (0, 1, 3)), (after_warm, (1, 3))):
+        equal = [out.text == text for out, text in zip(outs, texts, strict=True)]
+        assert [row for row, same in enumerate(equal) if same] == list(rows)
+
+
 @pytest.mark.slow
 def test_a_next_turn_that_needs_a_larger_cache(model, plain):
     first = generate(model, "ab", max_new_tokens=4)

@@ -37,6 +37,12 @@ def test_no_round_is_launched_that_nobody_uses(model, launched, length):
     assert len(launched) == max(out.stats.rounds for out in outs)
 
 
+def test_a_full_cache_is_known_ahead_too(model, launched):
+    out = generate(model, "a" * 120, capacity=128)
+    assert out.finish_reason == "cache_full" and len(out.tokens) == 8
+    assert len(launched) == out.stats.rounds
+
+
 def test_a_stop_token_wastes_one_round_at_most(model, plain, launched):
     row = plain(["hello there"], 20)[0]
     end = row[7]
