@@ -111,7 +111,8 @@ def stream(
         target's law at temperature 1 without filters.
       state: `Result.state` of the same requests, to go on from; the prompts are
         their next turns.
-      capacity: cache positions a request may use; default what the call needs.
+      capacity: cache positions a request may use; default what the call needs. Not
+        less than `state` has.
       **refused: options that would bend the distribution unseen are refused by
         name.
 
@@ -157,6 +158,7 @@ def stream(
         sampling = [sampling]
     settings, seeds = _settings(sampling, len(asked))
     earlier = _states(state, len(asked), n)
+    _check_room(earlier, capacity)
     ids = [
         _encode(tokenizer, prompt, chat, one.tokens if one else None)
         for prompt, one in zip(asked, earlier or [None] * len(asked), strict=True)
@@ -246,6 +248,15 @@ def _states(
             "the same one"
         )
     return states
+
+
+def _check_room(states: list[ChatState] | None, capacity: int | None) -> None:
+    held = max((one.batch.capacity for one in states or []), default=0)
+    if capacity is not None and capacity < held:
+        raise ValueError(
+            f"`capacity` is {capacity} but the state has {held} positions already; "
+            "leave it out, or give at least as many"
+        )
 
 
 def _encode(

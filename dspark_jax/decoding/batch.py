@@ -87,6 +87,11 @@ class Batch:
         self._variant: Variant = variant
         self._logprobs = logprobs
 
+    @property
+    def capacity(self) -> int:
+        """Positions that a request has."""
+        return self._owned().capacity
+
     def reserve(self, capacity: int) -> None:
         """Makes room for `capacity` positions a request, if there is less."""
         state = self._owned()

@@ -44,7 +44,8 @@ class TokensOut:
       tokens: int32[B, max_new_tokens]. Emitted tokens, -1 behind them.
       lengths: int32[B]. How many.
       finish: int32[B]. Index into `FINISH_REASONS`.
-      logprobs: float32[B, max_new_tokens], or None unless asked for.
+      logprobs: float32[B, max_new_tokens], 0 behind the tokens; None unless asked
+        for.
       counters: statistics of each request.
     """
 
@@ -172,11 +173,13 @@ def generate_tokens(
     state, emitted, scores, count = jax.lax.while_loop(
         running, body, (state, emitted, scores, count)
     )
+    if scores is not None:
+        scores = jnp.where(emitted < 0, 0.0, scores)[:, :max_new_tokens]
     return TokensOut(
         tokens=emitted[:, :max_new_tokens],
         lengths=count,
         finish=state.finish,
-        logprobs=None if scores is None else scores[:, :max_new_tokens],
+        logprobs=scores,
         counters=state.counters,
     )
 

@@ -188,6 +188,8 @@ def test_logprobs_of_the_one_program_are_the_targets_own():
     assert 0 < out.counters.kept.sum() < out.counters.proposed.sum()
     # The temperature does not enter.
     law = np.asarray(jax.nn.log_softmax(table))
+    assert out.lengths.min() < 12
+    assert (out.logprobs[out.tokens < 0] == 0).all()
     for row, length in enumerate(out.lengths):
         ids = out.tokens[row, :length]
         before = [prompts[row][-1], *ids[:-1]]

@@ -115,6 +115,14 @@ def test_the_next_turn_has_settings_of_its_own(model, plain):
     assert len(second.logprobs) == len(second.tokens)
 
 
+def test_a_state_does_not_shrink(model):
+    first = generate(model, "hello there", max_new_tokens=4)
+    with pytest.raises(ValueError, match="`capacity` is 20 but the state has"):
+        generate(model, "?", state=first.state, capacity=20)
+    held = first.state.batch.capacity
+    assert generate(model, "?", state=first.state, capacity=held).tokens
+
+
 def test_greedy_and_sampled_requests_in_one_batch(model, texts):
     """Whichever of them comes first."""
     greedy, warm = SamplingParams(), SamplingParams(temperature=3.0, seed=5)
