@@ -208,8 +208,8 @@ def _figures(report: dict[str, Any]) -> Table:
 
 
 def _rounds(time: dict[str, Any]) -> Table:
-    titles = ("round", "capacity", "rounds", "ms", "best", "device", "step", "host")
-    table = Table(*titles)
+    titles = ("round", "capacity", "rounds", "ms", "best", "device", "step")
+    table = Table(*titles, "gap", "host")
     for one in time["programs"]:
         n = one["draft_length"]
         table.add_row(
@@ -219,7 +219,13 @@ def _rounds(time: dict[str, Any]) -> Table:
             _number(one["round_ms"], 2),
             *(
                 _number(one[name], 2)
-                for name in ("round_ms_best", "device_ms", "step_ms", "host_ms")
+                for name in (
+                    "round_ms_best",
+                    "device_ms",
+                    "step_ms",
+                    "gap_ms",
+                    "host_ms",
+                )
             ),
         )
     return table

@@ -39,6 +39,7 @@ class TimedPrograms(Programs):
     Attributes:
       inner: the same table without the clock.
       cycles: seconds from one round's results to the next one's, by program.
+      busy: what of that the host did not spend waiting for results, by program.
       calls: seconds that a round's call took, by program.
     """
 
@@ -51,17 +52,23 @@ class TimedPrograms(Programs):
     def clear(self) -> None:
         """Forgets all times."""
         self.cycles: dict[Key, list[float]] = {}
+        self.busy: dict[Key, list[float]] = {}
         self.calls: dict[Key, list[float]] = {}
         self._flying: deque[Key] = deque()
         self._arrived: tuple[float, float] | None = None
 
     def begin(
-        self, params: Tree, state: DecodeState, logits: jax.Array, requests: Requests
+        self,
+        params: Tree,
+        state: DecodeState,
+        logits: jax.Array,
+        requests: Requests,
+        noisy: bool = False,
     ) -> tuple[DecodeState, RoundOut]:
         """See `Programs.begin`; another request starts."""
         self._flying.clear()
         self._arrived = None
-        return super().begin(params, state, logits, requests)
+        return super().begin(params, state, logits, requests, noisy)
 
     def round(
         self,
@@ -83,11 +90,13 @@ class TimedPrograms(Programs):
 
     def fetch(self, results: Any) -> Any:
         """See `Programs.fetch`."""
+        asked = time.perf_counter()
         arrays = super().fetch(results)
         if self._flying:
             key, now = self._flying.popleft(), time.perf_counter()
             if self._arrived and self._arrived[1] == self.seconds:
                 self.cycles.setdefault(key, []).append(now - self._arrived[0])
+                self.busy.setdefault(key, []).append(asked - self._arrived[0])
             self._arrived = (now, self.seconds)
         return arrays
 
@@ -124,7 +133,8 @@ def round_times(model: Model) -> tuple[list[dict[str, Any]], float]:
                 "round_ms_best": _ms(min(times)),
                 "device_ms": _ms(device),
                 "step_ms": _ms(step),
-                "host_ms": _ms(statistics.median(times) - device),
+                "gap_ms": _ms(statistics.median(times) - device),
+                "host_ms": _ms(statistics.median(timed.busy[key])),
                 "call_ms": _ms(statistics.median(calls[key])),
             }
         )
