@@ -8,6 +8,7 @@ the vocabulary is split when it is called inside `jax.shard_map`; `V` then means
 shard's share, while token ids stay global.
 """
 
+from pallas_kernels.allocate import allocate, carried, survival
 from pallas_kernels.draw import draw
 from pallas_kernels.filters import filtered_logits, filtered_rows
 from pallas_kernels.fixed_point import scale_of
@@ -34,7 +35,9 @@ __all__ = [
     "Published",
     "Sampled",
     "VerifiedRows",
+    "allocate",
     "argmax_ids",
+    "carried",
     "confidence_error",
     "draw",
     "filtered_logits",
@@ -48,6 +51,7 @@ __all__ = [
     "require_implementation",
     "sample_logits",
     "scale_of",
+    "survival",
     "verify_greedy",
     "verify_logits",
     "verify_rows",
