@@ -1,5 +1,6 @@
 """Shared noise: a seed's text whatever is drafted, and how often drafts stand."""
 
+import dataclasses
 import functools
 from fractions import Fraction
 
@@ -167,3 +168,28 @@ def test_keys_belong_to_positions():
     np.testing.assert_array_equal(words.draft[:, 2], later.fresh[:, :3])
     keys = words.fresh.reshape(-1, 2)
     assert len(np.unique(keys, axis=0)) == len(keys)
+
+
+def test_a_reduced_vocabulary_has_the_noise_of_its_ids():
+    """The draft knows ids 2 and 0, in that order, and has the target's law."""
+    p = np.asarray([1.0, 0.0, 2.0]) / 3
+    model, ids = scripted(p, p), np.asarray([2, 0], np.int32)
+    config = dataclasses.replace(model.spec.draft, draft_vocab_size=len(ids))
+    draft = dict(model.params["draft"])
+    markov = draft["markov"]
+    draft["markov"] = {**markov, "w2": {"weight": markov["w2"]["weight"][ids]}}
+    draft["lm_head"] = {"weight": draft["lm_head"]["weight"][ids]}
+    draft["d2t"] = jnp.asarray(ids)
+    spec = dspark.Spec(model.spec.target, config)
+    model = dspark.make_model(spec, {**model.params, "draft": draft})
+    run = quick_jit(
+        lambda params, tokens, lengths: dspark.generate_tokens(
+            spec, params, tokens, lengths, seeds=5, max_new_tokens=25,
+            draft_length=GAMMA, verification="shared_noise",
+            sampling=dspark.SamplingParams(temperature=1.0, stop_ids=()),
+        )
+    )  # fmt: skip
+    out = run(model.params, jnp.ones((8, 1), jnp.int32), jnp.ones((8,), jnp.int32))
+    # One token of the prefill, then rounds of which every draft stands.
+    assert out.counters.rounds.tolist() == [24 // (GAMMA + 1)] * 8
+    assert set(np.unique(out.tokens)) == {0, 2}
