@@ -61,6 +61,34 @@ def test_every_point_of_every_pair_in_sixths(golden):
         assert known[tuple(one), tuple(other)] == Fraction(int(count), 6)
 
 
+def test_rows_of_other_totals_are_compared_on_a_common_one(golden):
+    """Cross-multiplied, rows of any totals have one; every point again."""
+    cases = golden("integer_exact_mode")["cases"]
+    small = [case for case in cases if sum(case["target_weights"]) < 100]
+    assert len(small) == len(cases) - 1  # One has 2^62 points.
+    for case in small:
+        p, q = (np.asarray(case[k + "_weights"]) for k in ("target", "draft"))
+        p, q = p * q.sum(), q * p.sum()
+        total = int(p.sum())
+        law, _, result = emitted(
+            reference.verify_rows, p[None].astype("i4"), q[None].astype("i4"), total
+        )
+        np.testing.assert_array_equal(law[0], p)
+        residual = [int(x) for x in case["residual_weights_cross_multiplied"]]
+        np.testing.assert_array_equal(np.maximum(p - q, 0), residual)
+        drafted = np.repeat(np.arange(len(q)), q)
+        for x, up, down in zip(
+            range(len(q)),
+            case["accept_numerators"],
+            case["accept_denominators"],
+            strict=True,
+        ):
+            if q[x]:
+                share = np.asarray(result.accept)[drafted == x].mean()
+                expected = min(1, Fraction(int(up), int(down)))
+                np.testing.assert_allclose(share, float(expected), rtol=1e-12)
+
+
 def test_a_position_is_one_to_one(rng):
     """The rule only moves points: larger rows, every point, exact counts."""
     total = 5000
