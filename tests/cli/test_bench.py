@@ -16,6 +16,7 @@ def pair(tiny):
     return ("--model", tiny / "target", "--draft", tiny / "draft")
 
 
+@pytest.mark.slow
 def test_fr28_random_prompts_are_labelled(run, pair, tmp_path):
     file = tmp_path / "out.json"
     args = (*pair, *TINY, "--random-prompts", "--prompts", 1)

@@ -195,7 +195,13 @@ def test_threshold_trace_teacher_forced():
     assert (out.emitted == trace["emitted_tokens"]).all()
 
 
-@pytest.mark.parametrize("file", ["trace_sampled_T1_p0", "trace_sampled_T0.7_p0"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param("trace_sampled_T1_p0", marks=pytest.mark.slow),
+        "trace_sampled_T0.7_p0",
+    ],
+)
 def test_sampled_trace_teacher_forced(file, monkeypatch):
     """Recorded tokens and uniforms give the recorded laws and verdicts."""
     trace = arrays(f"qwen3_trained/{file}")

@@ -196,7 +196,7 @@ def test_gradients(case):
         close(grads[path], want, 1e-5)
 
 
-@pytest.mark.parametrize("detach", [True, False])
+@pytest.mark.parametrize("detach", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_fr26_confidence_loss_alone_moves_nothing_else(detach):
     case = Case("vanilla")
     only = losses.LossConfig(0.0, 0.0, 1.0, 4.0, detach_confidence=detach)
