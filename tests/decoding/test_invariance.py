@@ -339,3 +339,38 @@ def test_fr17_bfloat16_differs_at_near_ties_only(record_property):
             verdict = judge(base[row].tolist(), out[row].tolist(), own, near_tie=0.1)
             record_property(f"n{n}_row{row}", str(verdict))
             assert verdict.verdict != "mismatch", verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_float16_weights_decode_as_float32_ones_nearly_do(architecture):
+    """Same tokens with drafts, and log-probabilities as of the weights cast up."""
+    half = tiny(architecture, dtype="float16")
+    target = dataclasses.replace(half.spec.target, dtype="float32")
+    whole = dspark.make_model(
+        dataclasses.replace(half.spec, target=target, draft=None),
+        {
+            "target": jax.tree.map(
+                lambda x: x.astype(jnp.float32), half.params["target"]
+            )
+        },
+    )
+    tokens, lengths = right_padded(PROMPTS)
+
+    def first(model):
+        run = quick_jit(
+            lambda params: dspark.generate_tokens(
+                model.spec, params, tokens, lengths, max_new_tokens=1,
+                draft_length=0, logprobs=True,
+                sampling=dspark.SamplingParams(stop_ids=()),
+            )
+        )  # fmt: skip
+        return jax.tree.map(np.asarray, run(model.params))
+
+    np.testing.assert_array_equal(
+        greedy(half, tokens, lengths, GAMMA).tokens,
+        greedy(half, tokens, lengths, 0).tokens,
+    )
+    one, other = first(half), first(whole)
+    np.testing.assert_array_equal(one.tokens, other.tokens)
+    np.testing.assert_allclose(one.logprobs, other.logprobs, atol=0.05)
