@@ -107,7 +107,7 @@ def _run_group(
                     seconds=spent,
                     compile_seconds=programs.seconds - compiled_before,
                     programs=programs.count,
-                    implementation=model.spec.row_ops,
+                    implementation=model.spec.implementation_here,
                 )
                 result = Result(
                     text=transcript.text,

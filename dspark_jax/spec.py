@@ -52,9 +52,14 @@ class Spec:
             )
 
     @property
-    def row_ops(self) -> Implementation:
-        """The implementation of sampling and verification that runs."""
-        return implementation_here(self.implementation, self.mesh is not None)
+    def row_ops(self) -> Implementation | None:
+        """What sampling and verification are asked for; None leaves it to them."""
+        return self.implementation if self.mesh is None else "reference"
+
+    @property
+    def implementation_here(self) -> Implementation:
+        """What sampling and verification run as on the default device."""
+        return implementation_here(self.row_ops)
 
     @property
     def gamma(self) -> int:

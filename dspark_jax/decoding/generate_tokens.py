@@ -93,7 +93,8 @@ def generate_tokens(
         `variant`, which is static.
       variant: "greedy", "sampled" or "filtered", or with shared noise "noisy" or
         "noisy_filtered"; see `variant_of`.
-      verification: "exact" or "shared_noise", see `stream`; without `requests`.
+      verification: "exact" or "shared_noise", see `stream`; a `variant` says it by
+        itself.
       capacity: positions a request may commit; default P + max_new_tokens.
       logprobs: whether to return log-probabilities of the emitted tokens.
 
@@ -122,9 +123,9 @@ def generate_tokens(
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"`max_new_tokens` is {max_new_tokens!r}; allowed: int >= 1")
     spec.check_params(params)
+    shared = check_verification(verification)
     if requests is None:
         sampling = sampling or SamplingParams()
-        shared = check_verification(verification)
         variant = variant or variant_of([sampling], shared)
         requests = pack_requests(
             [dataclasses.replace(sampling, seed=None)] * batch,
@@ -137,6 +138,11 @@ def generate_tokens(
     elif variant is None:
         allowed = ", ".join(get_args(Variant))
         raise ValueError(f"`requests` needs `variant`, one of {allowed}")
+    if shared and variant in ("sampled", "filtered"):
+        raise ValueError(
+            f"`variant` is {variant!r} with verification='shared_noise'; allowed: "
+            "'noisy', 'noisy_filtered', 'greedy'"
+        )
 
     capacity = capacity or prompt + max_new_tokens
     if capacity < prompt:

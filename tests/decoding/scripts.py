@@ -1,8 +1,10 @@
 """Chains of tokens as models: after token t comes `after[t]`."""
 
+import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import dspark_jax as dspark
@@ -25,6 +27,18 @@ def table(after: dict[int, int], vocab: int, default: int = 0) -> np.ndarray:
 def line(*tokens: int) -> dict[int, int]:
     """Each token followed by the next."""
     return dict(zip(tokens, tokens[1:], strict=False))
+
+
+def with_draft_ids(model: dspark.Model, ids: np.ndarray) -> dspark.Model:
+    """The scripted model, its draft knowing only `ids`, in their order."""
+    config = dataclasses.replace(model.spec.draft, draft_vocab_size=len(ids))
+    draft = dict(model.params["draft"])
+    markov = draft["markov"]
+    draft["markov"] = {**markov, "w2": {"weight": markov["w2"]["weight"][ids]}}
+    draft["lm_head"] = {"weight": draft["lm_head"]["weight"][ids]}
+    draft["d2t"] = jnp.asarray(ids)
+    spec = dspark.Spec(model.spec.target, config)
+    return dspark.make_model(spec, {**model.params, "draft": draft})
 
 
 def chain_model(

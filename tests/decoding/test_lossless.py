@@ -6,7 +6,6 @@ six words stand for all 2^32, and no sampling is involved.
 """
 
 import collections
-import dataclasses
 import itertools
 from types import SimpleNamespace
 
@@ -26,6 +25,7 @@ from dspark_jax.models.kv_cache import empty_cache
 from dspark_jax.models.rows import dense_rows
 from pallas_kernels import TOTAL, argmax_ids, draw, integer_rows, points
 from pallas_kernels.verify import VerifiedRows, reference
+from tests.decoding.scripts import with_draft_ids
 from tests.decoding.serving import decode_round, prefill
 from tests.models.goldens import arrays, pair
 from tests.models.quick import quick_jit
@@ -199,14 +199,7 @@ def reduced_model():
     table = np.asarray([[3, 0, 3], [4, 0, 2], [6, 0, 0]]) / 6
     tables, ids = (COARSE[0], table), np.asarray([2, 0], np.int32)
     model = scripted(tables, 1)
-    config = dataclasses.replace(model.spec.draft, draft_vocab_size=len(ids))
-    draft = dict(model.params["draft"])
-    markov = draft["markov"]
-    draft["markov"] = {**markov, "w2": {"weight": markov["w2"]["weight"][ids]}}
-    draft["lm_head"] = {"weight": draft["lm_head"]["weight"][ids]}
-    draft["d2t"] = jnp.asarray(ids)
-    spec = dspark.Spec(model.spec.target, config)
-    return tables, dspark.make_model(spec, {**model.params, "draft": draft})
+    return tables, with_draft_ids(model, ids)
 
 
 def test_emitted_law_with_a_reduced_draft_vocabulary():

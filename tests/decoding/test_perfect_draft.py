@@ -16,7 +16,13 @@ from dspark_jax.models.draft.proposal import Proposal, propose
 from dspark_jax.models.kv_cache import empty_cache
 from dspark_jax.models.rows import dense_rows
 from pallas_kernels import argmax_ids
-from tests.decoding.scripts import chain_model, generate, line, stopping_at
+from tests.decoding.scripts import (
+    chain_model,
+    generate,
+    line,
+    stopping_at,
+    with_draft_ids,
+)
 from tests.decoding.serving import no_words, quick_prefill, quick_round, requests_for
 from tests.models.goldens import right_padded
 from tests.models.quick import quick_jit
@@ -168,16 +174,7 @@ def test_a_reduced_vocabulary_goes_on_from_the_targets_ids():
     after = line(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
     model = chain_model(after, gamma=GAMMA)
     ids = np.arange(15, 0, -1, dtype=np.int32)
-    assert model.spec.draft is not None
-    config = dataclasses.replace(model.spec.draft, draft_vocab_size=len(ids))
-    draft = dict(model.params["draft"])
-    markov = draft["markov"]
-    draft["markov"] = {**markov, "w2": {"weight": markov["w2"]["weight"][ids]}}
-    draft["lm_head"] = {"weight": draft["lm_head"]["weight"][ids]}
-    draft["d2t"] = jnp.asarray(ids)
-    reduced = dspark.make_model(
-        dspark.Spec(model.spec.target, config), {**model.params, "draft": draft}
-    )
+    reduced = with_draft_ids(model, ids)
     out = generate(reduced, [[1]], [stopping_at()], max_new_tokens=11)
     assert out.tokens[0].tolist() == list(range(2, 13))
     assert out.counters.rounds[0] == 2 and (out.counters.kept[0] == 2).all()

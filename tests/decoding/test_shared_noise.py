@@ -1,6 +1,5 @@
 """Shared noise: a seed's text whatever is drafted, and how often drafts stand."""
 
-import dataclasses
 import functools
 from fractions import Fraction
 
@@ -12,6 +11,7 @@ import pytest
 import dspark_jax as dspark
 from dspark_jax.decoding import words as words_module
 from dspark_jax.decoding.words import round_words
+from tests.decoding.scripts import with_draft_ids
 from tests.models.goldens import arrays, pair
 from tests.models.quick import quick_jit
 
@@ -157,6 +157,20 @@ def test_text_and_host_loop_agree():
         dspark.generate(model, "ab", verification="gumbel")
 
 
+def test_a_variant_that_draws_exactly_is_refused():
+    """Settings by request name the variant; the two must not disagree."""
+    one = dspark.pack_requests(
+        [dspark.SamplingParams(temperature=1.0)], np.zeros((1, 2), np.uint32), ()
+    )
+    model = dspark.testing.scripted_model(np.zeros((3, 3)), np.zeros((3, 3)))
+    with pytest.raises(ValueError, match="'noisy', 'noisy_filtered', 'greedy'"):
+        dspark.generate_tokens(
+            model.spec, model.params, np.ones((1, 2), np.int32),
+            np.full(1, 2, np.int32), max_new_tokens=2, requests=one,
+            variant="sampled", verification="shared_noise",
+        )  # fmt: skip
+
+
 def test_keys_belong_to_positions():
     seeds = jnp.asarray([[1, 2], [3, 4]], jnp.uint32)
     at = jnp.asarray([5, 9], jnp.int32)
@@ -174,17 +188,10 @@ def test_a_reduced_vocabulary_has_the_noise_of_its_ids():
     """The draft knows ids 2 and 0, in that order, and has the target's law."""
     p = np.asarray([1.0, 0.0, 2.0]) / 3
     model, ids = scripted(p, p), np.asarray([2, 0], np.int32)
-    config = dataclasses.replace(model.spec.draft, draft_vocab_size=len(ids))
-    draft = dict(model.params["draft"])
-    markov = draft["markov"]
-    draft["markov"] = {**markov, "w2": {"weight": markov["w2"]["weight"][ids]}}
-    draft["lm_head"] = {"weight": draft["lm_head"]["weight"][ids]}
-    draft["d2t"] = jnp.asarray(ids)
-    spec = dspark.Spec(model.spec.target, config)
-    model = dspark.make_model(spec, {**model.params, "draft": draft})
+    model = with_draft_ids(model, ids)
     run = quick_jit(
         lambda params, tokens, lengths: dspark.generate_tokens(
-            spec, params, tokens, lengths, seeds=5, max_new_tokens=25,
+            model.spec, params, tokens, lengths, seeds=5, max_new_tokens=25,
             draft_length=GAMMA, verification="shared_noise",
             sampling=dspark.SamplingParams(temperature=1.0, stop_ids=()),
         )

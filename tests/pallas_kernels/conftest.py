@@ -10,6 +10,17 @@ import pytest
 
 
 @pytest.fixture(scope="session")
+def vocab_mesh() -> jax.sharding.Mesh:
+    """Four devices, over which a vocabulary is split."""
+    return jax.make_mesh(
+        (4,),
+        ("vocab",),
+        axis_types=(jax.sharding.AxisType.Auto,),
+        devices=jax.devices()[:4],
+    )
+
+
+@pytest.fixture(scope="session")
 def golden():
     """`golden("transforms")`: a reference file of the verification rules."""
     folder = Path(__file__).parent.parent / "data" / "verification"

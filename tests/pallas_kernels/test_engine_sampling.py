@@ -189,7 +189,7 @@ def test_arguments_are_checked():
     weights = jnp.ones((3, 5), jnp.uint32)
     seed, position = jnp.zeros((3, 2), jnp.uint32), jnp.zeros(3, jnp.int32)
     with pytest.raises(ValueError, match="`order` is 'rows'"):
-        engine.draw(weights, seed, position, 0, order="rows")  # type: ignore
+        engine.draw(weights, seed, position, 0, order="rows")
     with pytest.raises(ValueError, match="`weights` is int32"):
         engine.draw(weights.astype(jnp.int32), seed, position, 0)
     with pytest.raises(ValueError, match="`seed` is uint32"):

@@ -107,17 +107,11 @@ def test_a_row_does_not_depend_on_the_others(rng):
 
 
 @pytest.mark.parametrize("width", [64, 1204, 5000])
-def test_a_split_vocabulary_gives_the_same_bits(rng, width):
-    mesh = jax.make_mesh(
-        (4,),
-        ("vocab",),
-        axis_types=(jax.sharding.AxisType.Auto,),
-        devices=jax.devices()[:4],
-    )
+def test_a_split_vocabulary_gives_the_same_bits(rng, vocab_mesh, width):
     split = jax.jit(
         jax.shard_map(
             lambda x, scale: integer_rows(x, scale, axis_name="vocab"),
-            mesh=mesh,
+            mesh=vocab_mesh,
             in_specs=(jax.P(None, "vocab"), jax.P()),
             out_specs=jax.P(None, "vocab"),
         )

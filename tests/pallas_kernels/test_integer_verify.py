@@ -234,18 +234,12 @@ def inputs(rng, rows, width):
 
 
 @pytest.mark.parametrize("width", [64, 1204, 5000])
-def test_split_vocabulary_and_batch_order_change_no_bit(rng, width):
-    mesh = jax.make_mesh(
-        (4,),
-        ("vocab",),
-        axis_types=(jax.sharding.AxisType.Auto,),
-        devices=jax.devices()[:4],
-    )
+def test_split_vocabulary_and_batch_order_change_no_bit(rng, vocab_mesh, width):
     rows, whole = jax.P(None, "vocab"), jax.P()
     split = jax.jit(
         jax.shard_map(
             lambda *args: step(*args, axis_name="vocab"),
-            mesh=mesh,
+            mesh=vocab_mesh,
             in_specs=(rows, rows, whole, whole),
             out_specs=whole,
         )

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import pallas_kernels as pk
+from pallas_kernels import implementation
 from pallas_kernels.implementation import why_no_kernels
 from pallas_kernels.integer_rows import points
 
@@ -192,3 +193,16 @@ def test_kernels_by_name_say_why_they_cannot_run():
         pk.sample_logits(args[0], args[1], args[-1], implementation="triton")
     got = pk.verify_logits(*args, implementation="reference")
     np.testing.assert_array_equal(got.token, pk.verify_logits(*args).token)
+
+
+def test_a_machine_with_a_gpu_may_compile_for_its_cpu(monkeypatch):
+    """None leaves the choice to the lowering; a name does not."""
+    args = arguments(3, 128)
+    expected = pk.verify_logits(*args)
+    monkeypatch.setattr(implementation, "why_no_kernels", lambda: None)
+    got = jax.jit(pk.verify_logits)(*args)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    by_name = jax.jit(functools.partial(pk.verify_logits, implementation="pallas"))
+    with pytest.raises(Exception, match="(?i)interpret|lower|platform|cpu"):
+        by_name(*args)

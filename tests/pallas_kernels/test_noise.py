@@ -98,17 +98,11 @@ def test_greedy_and_unusable_rows():
 
 
 @pytest.mark.parametrize("width", [64, 600])
-def test_split_vocabulary_changes_no_bit(rng, width):
-    mesh = jax.make_mesh(
-        (4,),
-        ("vocab",),
-        axis_types=(jax.sharding.AxisType.Auto,),
-        devices=jax.devices()[:4],
-    )
+def test_split_vocabulary_changes_no_bit(rng, vocab_mesh, width):
     split = jax.jit(
         jax.shard_map(
             lambda *args: noise.noisy_argmax(*args, axis_name="vocab"),
-            mesh=mesh,
+            mesh=vocab_mesh,
             in_specs=(jax.P(None, "vocab"), jax.P(), jax.P()),
             out_specs=jax.P(),
         )
