@@ -18,7 +18,7 @@ from dspark_jax.models import dense
 from dspark_jax.models.decoder_layer import DecoderLayer
 from dspark_jax.models.draft import backbone
 from dspark_jax.models.draft.heads import MarkovHead
-from dspark_jax.models.layers import rms_normalise, rope_tables, rotate
+from dspark_jax.models.layers import matmul, rms_normalise, rope_tables, rotate
 from dspark_jax.models.params import Tree, layer_at
 from dspark_jax.models.stack import layer_module
 from dspark_jax.training.anchors import previous_tokens
@@ -26,7 +26,27 @@ from dspark_jax.training.anchors import previous_tokens
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["hidden", "logits", "confidence"],
+    data_fields=["hidden", "embedded", "latent"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class BlockRows:
+    """What the heads read, one row for every prediction; R = B * A * gamma.
+
+    Attributes:
+      hidden: float32[R, H]. After the final norm.
+      embedded: float32[R, r]. W1 of the previous token; None without Markov head.
+      latent: float32[R, r]. z, whose product with W2 is the bias; None likewise.
+    """
+
+    hidden: jax.Array
+    embedded: jax.Array | None
+    latent: jax.Array | None
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["logits", "confidence"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
@@ -34,12 +54,10 @@ class BlockOutputs:
     """Predictions of every block.
 
     Attributes:
-      hidden: float32[B, A, gamma, H]. After the final norm.
       logits: float32[B, A, gamma, V_draft]. With the Markov bias.
       confidence: float32[B, A, gamma] logits, or None.
     """
 
-    hidden: jax.Array
     logits: jax.Array
     confidence: jax.Array | None
 
@@ -217,6 +235,57 @@ def _dot(x: jax.Array, y: jax.Array, batch: int) -> jax.Array:
     )
 
 
+def block_rows(
+    config: DraftConfig,
+    params: Tree,
+    target_params: Tree,
+    tokens: jax.Array,
+    features: jax.Array,
+    anchors: jax.Array,
+    labels: jax.Array,
+) -> BlockRows:
+    """What the heads read, each row given the true tokens before it.
+
+    Args:
+      config: the draft.
+      params: its parameters.
+      target_params: for the tables that the draft shares.
+      tokens: int32[B, S].
+      features: float32[B, S, m * H].
+      anchors: int32[B, A].
+      labels: int32[B, A, gamma]. Target ids; see `anchors.block_labels`.
+    """
+    hidden = block_hidden(config, params, target_params, tokens, features, anchors)
+    if not config.sample_from_anchor:
+        hidden = hidden[:, :, 1:]
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    if not config.markov_rank:
+        return BlockRows(flat, None, None)
+    markov = backbone.ends(config, params).markov
+    first = jnp.take_along_axis(tokens, anchors, axis=1)
+    embedded = markov.embed(previous_tokens(first, labels).reshape(-1))
+    if config.markov_head == "rnn":
+        latent = _rnn_latent(markov, hidden, embedded)
+    else:
+        latent, _ = markov.latent(flat, embedded, markov.initial_state(1))
+    return BlockRows(flat, embedded, latent)
+
+
+def confidence_logits(
+    config: DraftConfig, params: Tree, rows: BlockRows, detach: bool
+) -> jax.Array | None:
+    """float32[R] acceptance logits; None without the head.
+
+    `detach` cuts the gradient into what the head reads.
+    """
+    if not config.confidence:
+        return None
+    reads = (rows.hidden, rows.embedded)
+    if detach:
+        reads = jax.lax.stop_gradient(reads)
+    return backbone.ends(config, params).confidence(*reads)
+
+
 def teacher_forced(
     config: DraftConfig,
     params: Tree,
@@ -227,56 +296,27 @@ def teacher_forced(
     labels: jax.Array,
     detach_confidence: bool,
 ) -> BlockOutputs:
-    """All predictions, each given the true tokens before it.
-
-    Args:
-      config: the draft.
-      params: its parameters.
-      target_params: for the tables that the draft shares.
-      tokens: int32[B, S].
-      features: float[B, S, m * H].
-      anchors: int32[B, A].
-      labels: int32[B, A, gamma]. Target ids; see `anchors.block_labels`.
-      detach_confidence: cut the gradient into what the confidence head reads.
-    """
-    hidden = block_hidden(config, params, target_params, tokens, features, anchors)
-    if not config.sample_from_anchor:
-        hidden = hidden[:, :, 1:]
-    batch, count, gamma, width = hidden.shape
-    flat = hidden.reshape(-1, width)
-    logits = backbone.base_logits(config, params, target_params, flat)
-    modules = backbone.ends(config, params)
-    embedded = None
-    if config.markov_rank:
-        first = jnp.take_along_axis(tokens, anchors, axis=1)
-        previous = previous_tokens(first, labels).reshape(-1)
-        embedded = modules.markov.embed(previous)
-        if config.markov_head == "rnn":
-            bias = _rnn_bias(modules.markov, hidden, embedded)
-        else:
-            state = modules.markov.initial_state(1)
-            bias, _ = modules.markov.step(flat, embedded, state)
-        logits = logits + bias
-    confidence = None
-    if config.confidence:
-        reads = (flat, embedded)
-        if detach_confidence:
-            reads = jax.lax.stop_gradient(reads)
-        confidence = modules.confidence(*reads).reshape(batch, count, gamma)
-    return BlockOutputs(
-        hidden=hidden,
-        logits=logits.reshape(batch, count, gamma, -1),
-        confidence=confidence,
-    )
+    """All predictions; arguments as for `block_rows` and `confidence_logits`."""
+    rows = block_rows(config, params, target_params, tokens, features, anchors, labels)
+    logits = backbone.base_logits(config, params, target_params, rows.hidden)
+    if rows.latent is not None:
+        w2 = backbone.ends(config, params).markov.w2.weight[...]
+        logits = logits + matmul(rows.latent, w2)
+    confidence = confidence_logits(config, params, rows, detach_confidence)
+    if confidence is not None:
+        confidence = confidence.reshape(labels.shape)
+    return BlockOutputs(logits.reshape(*labels.shape, -1), confidence)
 
 
-def _rnn_bias(markov: MarkovHead, hidden: jax.Array, embedded: jax.Array) -> jax.Array:
+def _rnn_latent(
+    markov: MarkovHead, hidden: jax.Array, embedded: jax.Array
+) -> jax.Array:
     batch, count, gamma, width = hidden.shape
     rows = hidden.reshape(batch * count, gamma, width)
     embedded = embedded.reshape(batch * count, gamma, -1)
     state = markov.initial_state(batch * count)
-    biases = []
+    latents = []
     for step in range(gamma):
-        bias, state = markov.step(rows[:, step], embedded[:, step], state)
-        biases.append(bias)
-    return jnp.stack(biases, axis=1).reshape(batch * count * gamma, -1)
+        z, state = markov.latent(rows[:, step], embedded[:, step], state)
+        latents.append(z)
+    return jnp.stack(latents, axis=1).reshape(batch * count * gamma, -1)

@@ -62,6 +62,13 @@ class MarkovHead(nnx.Module):
         Returns:
           (bias float32[B, V_draft], next state float32[B, r]).
         """
+        z, state = self.latent(hidden, embedded, state)
+        return matmul(z, self.w2.weight[...]), state
+
+    def latent(
+        self, hidden: jax.Array, embedded: jax.Array, state: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """z of one position, float32[B, r], and the next state; as `step`."""
         z = embedded
         if self.kind == "gated":
             gate = self.gate(jnp.concatenate([hidden, embedded], axis=-1))
@@ -72,7 +79,7 @@ class MarkovHead(nnx.Module):
             gate = jax.nn.sigmoid(gate)
             state = gate * state + (1.0 - gate) * jnp.tanh(candidate)
             z = jnp.tanh(out)
-        return matmul(z, self.w2.weight[...]), state
+        return z, state
 
 
 class ConfidenceHead(nnx.Module):
