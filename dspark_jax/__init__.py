@@ -18,6 +18,7 @@ from dspark_jax.model import load as load
 from dspark_jax.model import make_model as make_model
 from dspark_jax.results import Piece as Piece
 from dspark_jax.results import Result as Result
+from dspark_jax.results import RoundLog as RoundLog
 from dspark_jax.results import Stats as Stats
 from dspark_jax.settings import Buckets as Buckets
 from dspark_jax.settings import Fixed as Fixed

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.requests import check_verification
 from dspark_jax.decoding.words import seed_words
 from dspark_jax.errors import CacheFull
@@ -79,6 +80,7 @@ def stream(
     stop: str | Sequence[str] = (),
     chat: bool = True,
     logprobs: bool = False,
+    trace: bool = False,
     state: ChatState | Sequence[ChatState] | None = None,
     capacity: int | None = None,
     **refused: Any,
@@ -109,6 +111,7 @@ def stream(
       chat: render the model's chat template; False continues plain text.
       logprobs: return log-probabilities of the emitted tokens, under the
         target's law at temperature 1 without filters.
+      trace: return a log of the verification rounds, see `RoundLog`.
       state: `Result.state` of the same requests, to go on from; the prompts are
         their next turns.
       capacity: cache positions a request may use; default what the call needs. Not
@@ -141,8 +144,10 @@ def stream(
     noisy = check_verification(verification)
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"`max_new_tokens` is {max_new_tokens!r}; allowed: int >= 1")
-    if not isinstance(deterministic, bool):
-        raise ValueError(f"`deterministic` is {deterministic!r}; allowed: a bool")
+    flags = {"deterministic": deterministic, "logprobs": logprobs, "trace": trace}
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ValueError(f"`{name}` is {flag!r}; allowed: a bool")
     n = _draft_length(model, draft_length, policy)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     tokenizer = model.tokenizer
@@ -167,7 +172,8 @@ def stream(
     limit = model.spec.target.max_position
     needs = [k + len(i) for k, i in zip(known, ids, strict=True)]
     room = _capacity(max(needs), max_new_tokens, capacity, limit)
-    call = Call(settings, seeds, n, room, max_new_tokens, logprobs, noisy)
+    extras = Extras(logprobs, trace)
+    call = Call(settings, seeds, n, room, max_new_tokens, extras, noisy)
     before = [one.batch for one in earlier] if earlier else None
     return run(model, ids, call, transcripts, before)
 

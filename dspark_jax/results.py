@@ -47,6 +47,45 @@ class Stats:
 
 
 @dataclasses.dataclass(frozen=True)
+class RoundLog:
+    """One verification round of one request.
+
+    Counts are of what was published: a stop token, a stop string, the token limit and
+    the end of the cache cut a round. Where `emitted == accepted` the round ended
+    without a token of the target's own, and the drafts behind were cut off, not
+    rejected.
+
+    Attributes:
+      drafted: drafts that were verified.
+      accepted: length of the accepted prefix, as far as it was emitted.
+      emitted: tokens emitted.
+      stopped: an accepted draft was a stop token and ended the request.
+      position: committed tokens before the round, prompt and anchor included.
+      confidence: logit of each verified draft's chance to be accepted once the ones
+        before it were, as the draft's head gave it; () without a head.
+      overlap: by verified draft, `sum_v min(p_v, q_v)` of the target's row and the
+        row the draft was drawn from, under the request's temperature and filters:
+        the chance that a draft from there is accepted. From integer rows over their
+        total; behind the first rejected draft the rows go on from drafts that were
+        not emitted. () where drafts are not drawn from rows: greedy requests and
+        shared noise.
+    """
+
+    drafted: int
+    accepted: int
+    emitted: int
+    stopped: bool
+    position: int
+    confidence: tuple[float, ...]
+    overlap: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready."""
+        out = dataclasses.asdict(self)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in out.items()}
+
+
+@dataclasses.dataclass(frozen=True)
 class ChatState:
     """Where a request stands, to go on from without a new prefill.
 
@@ -84,6 +123,7 @@ class Result:
         unless asked for.
       stats: statistics.
       state: for the next turn.
+      rounds: the log of the verification rounds; None unless asked for.
     """
 
     text: str
@@ -92,15 +132,18 @@ class Result:
     logprobs: list[float] | None
     stats: Stats
     state: ChatState = dataclasses.field(repr=False)
+    rounds: tuple[RoundLog, ...] | None = dataclasses.field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready, without the state."""
+        """JSON-ready, without the state; rounds where they were asked for."""
+        logs = self.rounds and [one.to_json() for one in self.rounds]
         return {
             "text": self.text,
             "tokens": self.tokens,
             "finish_reason": self.finish_reason,
             "logprobs": self.logprobs,
             "stats": self.stats.to_json(),
+            **({} if self.rounds is None else {"rounds": list(logs or ())}),
         }
 
 

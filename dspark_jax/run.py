@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dspark_jax.decoding.batch import Batch
+from dspark_jax.decoding.batch import Batch, HostRound
+from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.requests import holds_rows, pack_requests, variant_of
+from dspark_jax.decoding.state import STOP
 from dspark_jax.memory import check_memory
 from dspark_jax.model import Model
-from dspark_jax.results import ChatState, Piece, Result
+from dspark_jax.results import ChatState, Piece, Result, RoundLog
 from dspark_jax.settings import Buckets, SamplingParams
 from dspark_jax.transcript import Transcript
 
@@ -27,7 +29,7 @@ class Call:
       draft_length: drafts a round.
       capacity: cache positions a request.
       budget: tokens a request may emit.
-      logprobs: whether they are wanted.
+      extras: what is wanted beside tokens.
       noisy: whether draft and target share noise.
     """
 
@@ -36,7 +38,7 @@ class Call:
     draft_length: int
     capacity: int
     budget: int
-    logprobs: bool
+    extras: Extras
     noisy: bool
 
 
@@ -87,9 +89,12 @@ def _run_group(
         for row, transcript in enumerate(transcripts):
             if transcript.done:
                 continue
+            log = None
+            if call.extras.trace and not prefilled:
+                log = _log(out, row, call)
             text = transcript.take(
                 out.emitted[row], out.kept[row], out.logprobs[row], out.finish[row],
-                prefilled,
+                prefilled, log,
             )  # fmt: skip
             taken.append((row, transcript, text))
             if transcript.done:
@@ -113,7 +118,8 @@ def _run_group(
                     text=transcript.text,
                     tokens=transcript.tokens,
                     finish_reason=transcript.finish_reason or "length",
-                    logprobs=transcript.logprobs if call.logprobs else None,
+                    logprobs=transcript.logprobs if call.extras.logprobs else None,
+                    rounds=tuple(transcript.logs) if call.extras.trace else None,
                     stats=stats,
                     state=ChatState(batch, row, batch.turn),
                 )
@@ -127,6 +133,22 @@ def _run_group(
         prefilled = False
 
 
+def _log(out: HostRound, row: int, call: Call) -> RoundLog:
+    """A request's round as it was published, before stop strings."""
+    emitted, kept = len(out.emitted[row]), out.kept[row]
+    # A greedy request in a program that holds rows has one-hot ones.
+    overlap = () if call.settings[row].greedy else tuple(out.overlap[row])
+    return RoundLog(
+        drafted=call.draft_length,
+        accepted=kept,
+        emitted=emitted,
+        stopped=out.finish[row] == STOP and kept == emitted,
+        position=out.position[row],
+        confidence=tuple(out.confidence[row]),
+        overlap=overlap,
+    )
+
+
 def _prepare(model: Model, count: int, call: Call, batch: Batch | None) -> Batch:
     """A batch for `count` requests, or the earlier one with new settings."""
     spec = model.spec
@@ -137,11 +159,11 @@ def _prepare(model: Model, count: int, call: Call, batch: Batch | None) -> Batch
     requests = pack_requests(padded, words, spec.target.eos_ids)
     variant = variant_of(call.settings, call.noisy)
     if batch is not None:
-        batch.resettle(requests, variant, call.logprobs)
+        batch.resettle(requests, variant, call.extras)
         batch.reserve(call.capacity)
         return batch
     check_memory(spec, size, call.capacity, call.draft_length, holds_rows(variant))
     return Batch(
         spec, model.params, model.programs, requests, count, call.capacity,
-        call.draft_length, variant, call.logprobs,
+        call.draft_length, variant, call.extras,
     )  # fmt: skip

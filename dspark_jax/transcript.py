@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from dspark_jax.decoding.state import FINISH_REASONS, STOP
-from dspark_jax.results import Stats
+from dspark_jax.results import RoundLog, Stats
 from dspark_jax.text import StopMatcher, StreamDecoder, Tokenizer
 from pallas_kernels import Implementation
 
@@ -15,6 +17,7 @@ class Transcript:
       text: text so far, up to a stop string.
       tokens: tokens kept so far.
       logprobs: of the tokens kept.
+      logs: of the rounds, as far as they were given.
       finish_reason: None while running.
       fresh: tokens kept of the last round.
       dropped: tokens of the last round behind a stop string.
@@ -30,6 +33,7 @@ class Transcript:
         self.text = ""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
+        self.logs: list[RoundLog] = []
         self.finish_reason: str | None = None
         self.fresh: list[int] = []
         self.dropped = 0
@@ -46,6 +50,7 @@ class Transcript:
         logprobs: list[float],
         finish: int,
         prefill: bool,
+        log: RoundLog | None = None,
     ) -> str:
         """Records a round and returns the text to show now.
 
@@ -56,6 +61,7 @@ class Transcript:
           finish: index into `FINISH_REASONS`.
           prefill: whether this is the token after the prompt, which belongs to
             no round.
+          log: of the round; what a stop string cuts off is taken off it.
         """
         shown, used = "", 0
         for position, token in enumerate(emitted):
@@ -73,6 +79,8 @@ class Transcript:
             self.rounds += 1
             for position in range(min(kept, used)):
                 self._kept[position] += 1
+        if log is not None:
+            self.logs.append(_cut(log, used))
         if self._matcher.match is not None:
             self.finish_reason = "stop_string"
         elif finish:
@@ -104,3 +112,10 @@ class Transcript:
             programs=programs,
             implementation=implementation,
         )
+
+
+def _cut(log: RoundLog, used: int) -> RoundLog:
+    """The log of a round of which `used` tokens are kept."""
+    stopped = log.stopped and used == log.emitted
+    accepted = min(log.accepted, used)
+    return dataclasses.replace(log, accepted=accepted, emitted=used, stopped=stopped)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import Requests, Variant, holds_rows, is_noisy
@@ -37,12 +38,20 @@ class HostRound:
       kept: accepted drafts among them.
       finish: index into `FINISH_REASONS`; 0 while running.
       logprobs: of the emitted tokens, or empty lists.
+      position: committed tokens before the round.
+      confidence: logits of the drafts that were verified; empty lists unless traced,
+        and without a confidence head.
+      overlap: `sum_v min(p_v, q_v)` of those drafts' rows; empty lists unless traced,
+        and where no rows are held.
     """
 
     emitted: list[list[int]]
     kept: list[int]
     finish: list[int]
     logprobs: list[list[float]]
+    position: list[int]
+    confidence: list[list[float]]
+    overlap: list[list[float]]
 
 
 class Batch:
@@ -64,11 +73,11 @@ class Batch:
         capacity: int,
         draft_length: int,
         variant: Variant,
-        logprobs: bool,
+        extras: Extras,
     ):
         """Reserves the caches for `count` requests of the batch bucket."""
         self._spec, self._params, self._programs = spec, params, programs
-        self.resettle(requests, variant, logprobs)
+        self.resettle(requests, variant, extras)
         self.count = count
         self.draft_length = draft_length
         self.size = requests.scale.shape[0]
@@ -81,11 +90,11 @@ class Batch:
         self._budget = [0] * count
         self._flights: deque[RoundOut] = deque()
 
-    def resettle(self, requests: Requests, variant: Variant, logprobs: bool) -> None:
+    def resettle(self, requests: Requests, variant: Variant, extras: Extras) -> None:
         """New settings for the next turn of the same requests."""
         self._requests = requests
         self._variant: Variant = variant
-        self._logprobs = logprobs
+        self._extras = extras
 
     @property
     def capacity(self) -> int:
@@ -151,7 +160,7 @@ class Batch:
     def launch(self) -> None:
         """Puts a round in flight."""
         self.state, out = self._programs.round(
-            self._params, self._owned(), self._requests, self._variant, self._logprobs
+            self._params, self._owned(), self._requests, self._variant, self._extras
         )
         self._flights.append(out)
 
@@ -237,8 +246,8 @@ class Batch:
 
     def _receive(self, out: RoundOut) -> HostRound:
         wanted = (out.emitted, out.n_emitted, out.n_kept, out.finish)
-        scores = out.logprobs if self._logprobs else None
-        *arrays, scores = self._programs.fetch((*wanted, scores))
+        scores = out.logprobs if self._extras.logprobs else None
+        *arrays, scores, trace = self._programs.fetch((*wanted, scores, out.trace))
         emitted, counts, kept, finish = (x[: self.count].tolist() for x in arrays)
         ended = [reason != RUNNING for reason in self._finish]
         counts = [0 if e else c for e, c in zip(ended, counts, strict=True)]
@@ -249,6 +258,7 @@ class Batch:
                 f"requests {broken} got logits without a finite maximum (NaN, inf, or "
                 "every token excluded); check the weights and the filters"
             )
+        position = [len(known) for known in self.tokens]
         for row, new in enumerate(rows):
             self.tokens[row].extend(new)
             self._budget[row] -= len(new)
@@ -257,7 +267,19 @@ class Batch:
         logs = [[] for _ in rows]
         if scores is not None:
             logs = [s[:c] for s, c in zip(scores.tolist(), counts, strict=False)]
-        return HostRound(rows, kept, list(self._finish), logs)
+
+        def lists(x: np.ndarray | None) -> list[list[float]]:
+            return [[] for _ in rows] if x is None else x[: self.count].tolist()
+
+        return HostRound(
+            rows,
+            kept,
+            list(self._finish),
+            logs,
+            position,
+            lists(trace and trace.confidence),
+            lists(trace and trace.overlap),
+        )
 
 
 def _zero_counters(batch: int, draft_length: int):

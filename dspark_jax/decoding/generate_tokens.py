@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.prefill import begin, feed
 from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import (
@@ -153,10 +154,10 @@ def generate_tokens(
         state, budget=jnp.full((batch,), max_new_tokens, jnp.int32)
     )
     state, logits = _feed_all(spec, params, state, tokens, lengths, chunks, chunk)
-    noisy = is_noisy(variant)
+    noisy, extras = is_noisy(variant), Extras(logprobs=logprobs)
     words = round_words(requests.seeds, state.length, n, noisy)
     state, first = begin(
-        spec, params, state, logits, requests, words, n, variant, logprobs
+        spec, params, state, logits, requests, words, n, variant, extras
     )
 
     wide = max_new_tokens + n + 1
@@ -172,7 +173,7 @@ def generate_tokens(
         state, emitted, scores, count = carry
         words = round_words(requests.seeds, state.length + 1, n, noisy)
         state, out = decode_round(
-            spec, params, state, requests, words, n, variant, logprobs
+            spec, params, state, requests, words, n, variant, extras
         )
         return state, *_append(emitted, scores, count, out)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from dspark_jax.decoding import laws
 from dspark_jax.decoding.drafting import draft_next
+from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.publishing import RoundOut, settle
 from dspark_jax.decoding.requests import Requests, Variant
 from dspark_jax.decoding.state import DecodeState
@@ -72,7 +73,7 @@ def begin(
     words: RoundWords,
     draft_length: int,
     variant: Variant,
-    logprobs: bool = False,
+    extras: Extras = Extras(),
 ) -> tuple[DecodeState, RoundOut]:
     """Draws the token after the prompt and makes the first proposal.
 
@@ -85,7 +86,8 @@ def begin(
       words: of committed length `state.length`.
       draft_length: n, drafts a round.
       variant: what the program can do.
-      logprobs: whether log-probabilities are wanted.
+      extras: what is wanted beside tokens; no draft was verified yet, so there is
+        no trace.
     """
     token, _, _ = laws.choose(spec, variant, logits, requests, words.fresh[:, 0])
     batch = token.shape[0]
@@ -98,7 +100,7 @@ def begin(
         # The anchor itself is not cached yet.
         cached=0,
     )
-    if logprobs:
+    if extras.logprobs:
         scores = laws.log_probabilities(logits, out.emitted[:, 0])[:, None]
         out = dataclasses.replace(out, logprobs=scores)
     proposal = draft_next(

@@ -3,7 +3,7 @@
     init   (B, C, drafts?)                  empty caches
     feed   (B, C, drafts?, P)               a chunk of prompt tokens
     begin  (B, C, n, noisy)                 first token and first proposal
-    round  (B, C, n, variant, logprobs)     one round
+    round  (B, C, n, variant, extras)       one round
 
 `begin` runs once a request, so one program serves every setting but shared noise; an
 option that is toggled costs one `round` program at most.
@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.placement import places
 from dspark_jax.decoding.prefill import begin, feed
 from dspark_jax.decoding.publishing import RoundOut
@@ -107,7 +108,7 @@ class Programs:
                 words,
                 n,
                 "noisy_filtered" if noisy else "filtered",
-                logprobs=True,
+                Extras(logprobs=True),
             )
 
         key = ("begin", state.anchor.shape[0], state.capacity, n, noisy)
@@ -119,7 +120,7 @@ class Programs:
         state: DecodeState,
         requests: Requests,
         variant: Variant,
-        logprobs: bool,
+        extras: Extras,
     ) -> tuple[DecodeState, RoundOut]:
         """See `round.decode_round`; state is donated."""
         n = state.counters.kept.shape[1]
@@ -127,10 +128,10 @@ class Programs:
         def run(params, state, requests):
             words = round_words(requests.seeds, state.length + 1, n, is_noisy(variant))
             return decode_round(
-                self._spec, params, state, requests, words, n, variant, logprobs
+                self._spec, params, state, requests, words, n, variant, extras
             )
 
-        key = ("round", state.anchor.shape[0], state.capacity, n, variant, logprobs)
+        key = ("round", state.anchor.shape[0], state.capacity, n, variant, extras)
         return self._call(key, run, (params, state, requests), (1,))
 
     def fetch(self, results: Any) -> Any:

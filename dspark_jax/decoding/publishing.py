@@ -22,7 +22,27 @@ from pallas_kernels.publish import Published, publish
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["emitted", "n_emitted", "n_kept", "finish", "logprobs"],
+    data_fields=["confidence", "overlap"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class RoundTrace:
+    """What a round knew about the drafts it verified.
+
+    Attributes:
+      confidence: float32[B, n]. Logits of the proposal that was verified, see
+        `Proposal`; None without a confidence head.
+      overlap: float32[B, n]. `sum_v min(p_v, q_v)` of the rows that each draft was
+        judged by and drawn from; None where the program holds no rows.
+    """
+
+    confidence: jax.Array | None
+    overlap: jax.Array | None
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["emitted", "n_emitted", "n_kept", "finish", "logprobs", "trace"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
@@ -35,13 +55,15 @@ class RoundOut:
       n_kept: int32[B]. Accepted drafts among them.
       finish: int32[B]. Index into `FINISH_REASONS`; 0 while running.
       logprobs: float32[B, T] of the emitted tokens, or None.
+      trace: of the drafts that were verified, or None.
     """
 
     emitted: jax.Array
     n_emitted: jax.Array
     n_kept: jax.Array
     finish: jax.Array
-    logprobs: jax.Array | None
+    logprobs: jax.Array | None = None
+    trace: RoundTrace | None = None
 
 
 def settle(
@@ -90,7 +112,7 @@ def settle(
         finish=finish,
         counters=_count(state.counters, out, active, n, cached),
     )
-    return state, RoundOut(out.emitted, out.n_emitted, out.n_kept_drafts, finish, None)
+    return state, RoundOut(out.emitted, out.n_emitted, out.n_kept_drafts, finish)
 
 
 def _count(

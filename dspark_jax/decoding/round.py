@@ -14,8 +14,9 @@ import jax.numpy as jnp
 
 from dspark_jax.decoding import laws
 from dspark_jax.decoding.drafting import draft_next
-from dspark_jax.decoding.publishing import RoundOut, settle
-from dspark_jax.decoding.requests import Requests, Variant
+from dspark_jax.decoding.extras import Extras
+from dspark_jax.decoding.publishing import RoundOut, RoundTrace, settle
+from dspark_jax.decoding.requests import Requests, Variant, holds_rows
 from dspark_jax.decoding.state import RUNNING, DecodeState
 from dspark_jax.decoding.words import RoundWords
 from dspark_jax.models import dense
@@ -35,7 +36,7 @@ def decode_round(
     words: RoundWords,
     draft_length: int,
     variant: Variant,
-    logprobs: bool = False,
+    extras: Extras = Extras(),
 ) -> tuple[DecodeState, RoundOut]:
     """Runs one round for the whole batch.
 
@@ -47,7 +48,7 @@ def decode_round(
       words: random words of the committed length `state.length + 1`.
       draft_length: n, drafts that every request verifies; 0 decodes plainly.
       variant: what the program can do.
-      logprobs: whether log-probabilities are wanted.
+      extras: what is wanted beside tokens.
 
     Returns:
       (state, what was emitted).
@@ -80,7 +81,15 @@ def decode_round(
         ids,
         requests.stop_ids,
     )
-    if logprobs:
+    if extras.trace and proposal is not None and spec.draft is not None:
+        head, rows_kept = spec.draft.confidence, holds_rows(variant)
+        # Of the proposal just verified; the next one is made below.
+        trace = RoundTrace(
+            proposal.confidence[:, :n] if head else None,
+            by_request(verdict.accept_prob)[:, :n] if rows_kept else None,
+        )
+        out = dataclasses.replace(out, trace=trace)
+    if extras.logprobs:
         flat = out.emitted.reshape(-1)
         scores = laws.log_probabilities(logits[: flat.shape[0]], flat)
         out = dataclasses.replace(out, logprobs=by_request(scores))

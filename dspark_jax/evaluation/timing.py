@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from dspark_jax.decoding.batch import Batch
+from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import Requests, Variant, pack_requests
@@ -76,13 +77,13 @@ class TimedPrograms(Programs):
         state: DecodeState,
         requests: Requests,
         variant: Variant,
-        logprobs: bool,
+        extras: Extras,
     ) -> tuple[DecodeState, RoundOut]:
         """See `Programs.round`."""
         drafts = state.counters.kept.shape[1]
         key: Key = (state.anchor.shape[0], state.capacity, drafts, variant)
         compiled, began = self.seconds, time.perf_counter()
-        result = super().round(params, state, requests, variant, logprobs)
+        result = super().round(params, state, requests, variant, extras)
         if self.seconds == compiled:
             self.calls.setdefault(key, []).append(time.perf_counter() - began)
         self._flying.append(key)
@@ -158,7 +159,7 @@ class _Chain:
         self._requests = pack_requests([one] * batch, seeds, ())
         held = Batch(
             model.spec, model.params, model.programs, self._requests, batch, capacity,
-            n, variant, False,
+            n, variant, Extras(),
         )  # fmt: skip
         prompt = list(range(min(PROMPT, capacity // 2)))
         held.start([prompt] * batch, [capacity] * batch)
@@ -186,7 +187,7 @@ class _Chain:
         for _ in range(self._rounds):
             earlier = out
             state, out = self._programs.round(
-                self._model.params, state, self._requests, self._variant, False
+                self._model.params, state, self._requests, self._variant, Extras()
             )
             jax.block_until_ready(earlier)
         jax.block_until_ready(out)

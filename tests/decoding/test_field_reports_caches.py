@@ -10,6 +10,7 @@ import pytest
 import dspark_jax as dspark
 from dspark_jax import Buckets
 from dspark_jax.decoding.batch import Batch
+from dspark_jax.decoding.extras import Extras
 from dspark_jax.models import dense
 from dspark_jax.models.draft import backbone
 from dspark_jax.models.draft.proposal import propose
@@ -34,7 +35,7 @@ def new_batch(model, capacity=CAPACITY):
     requests = requests_for(dspark.SamplingParams())
     return Batch(
         model.spec, model.params, model.programs, requests, 1, capacity, 2, "greedy",
-        False,
+        Extras(),
     )  # fmt: skip
 
 

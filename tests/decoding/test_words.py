@@ -9,6 +9,7 @@ import pytest
 
 import dspark_jax as dspark
 from dspark_jax.decoding import programs as programs_module
+from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.words import fold_seeds, round_words
 from tests.decoding.serving import quick_prefill, quick_round, requests_for
 from tests.models.quick import quick_jit
@@ -139,7 +140,7 @@ def test_the_host_loop_hands_over_the_same_words(monkeypatch):
     state = dataclasses.replace(state, length=state.length + at)
     state, first = programs.begin({}, state, jnp.zeros((2, 8)), requests)
     # The token of the prefill is committed, but not cached.
-    _, later = programs.round({}, state, requests, "greedy", False)
+    _, later = programs.round({}, state, requests, "greedy", Extras())
     for words, committed in ((first, at), (later, at + 1)):
         expected = round_words(seeds, committed, N)
         jax.tree.map(np.testing.assert_array_equal, words, expected)

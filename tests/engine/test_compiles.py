@@ -63,6 +63,7 @@ def test_fr32_an_option_costs_at_most_one_program(model, compile_counter):
     costs = {
         "nothing": (dict(), 0),
         "logprobs": (dict(logprobs=True), 1),
+        "trace": (dict(trace=True), 1),
         "temperature": (dict(sampling=warm), 1),
         "seed": (dict(sampling=SamplingParams(temperature=1.0, seed=3)), 0),
         "top_k": (dict(sampling=SamplingParams(temperature=1.0, top_k=3)), 1),

@@ -11,6 +11,7 @@ import pytest
 import dspark_jax as dspark
 from dspark_jax.decoding import round as round_module
 from dspark_jax.decoding.drafting import draft_next
+from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.requests import pack_requests
 from dspark_jax.decoding.round import decode_round
 from dspark_jax.decoding.state import new_state
@@ -34,7 +35,7 @@ def requests(batch):
 def compiled_round(model):
     """The greedy round of the compile table, as text."""
     dspark.generate(model, ["ab"] * BATCH, max_new_tokens=2, chat=False)
-    key = ("round", BATCH, 128, model.spec.gamma, "greedy", False)
+    key = ("round", BATCH, 128, model.spec.gamma, "greedy", Extras())
     return model.programs._compiled[key].as_text() or ""
 
 
