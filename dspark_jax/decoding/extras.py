@@ -14,3 +14,6 @@ class Extras:
 
     logprobs: bool = False
     trace: bool = False
+
+
+NOTHING = Extras()

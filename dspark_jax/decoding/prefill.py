@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from dspark_jax.decoding import laws
 from dspark_jax.decoding.drafting import draft_next
-from dspark_jax.decoding.extras import Extras
+from dspark_jax.decoding.extras import NOTHING, Extras
 from dspark_jax.decoding.publishing import RoundOut, settle
 from dspark_jax.decoding.requests import Requests, Variant
 from dspark_jax.decoding.state import DecodeState
@@ -73,7 +73,7 @@ def begin(
     words: RoundWords,
     draft_length: int,
     variant: Variant,
-    extras: Extras = Extras(),
+    extras: Extras = NOTHING,
 ) -> tuple[DecodeState, RoundOut]:
     """Draws the token after the prompt and makes the first proposal.
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from dspark_jax.decoding import laws
 from dspark_jax.decoding.drafting import draft_next
-from dspark_jax.decoding.extras import Extras
+from dspark_jax.decoding.extras import NOTHING, Extras
 from dspark_jax.decoding.publishing import RoundOut, RoundTrace, settle
 from dspark_jax.decoding.requests import Requests, Variant, holds_rows
 from dspark_jax.decoding.state import RUNNING, DecodeState
@@ -36,7 +36,7 @@ def decode_round(
     words: RoundWords,
     draft_length: int,
     variant: Variant,
-    extras: Extras = Extras(),
+    extras: Extras = NOTHING,
 ) -> tuple[DecodeState, RoundOut]:
     """Runs one round for the whole batch.
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from dspark_jax.decoding.batch import Batch
-from dspark_jax.decoding.extras import Extras
+from dspark_jax.decoding.extras import NOTHING, Extras
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import Requests, Variant, pack_requests
@@ -159,7 +159,7 @@ class _Chain:
         self._requests = pack_requests([one] * batch, seeds, ())
         held = Batch(
             model.spec, model.params, model.programs, self._requests, batch, capacity,
-            n, variant, Extras(),
+            n, variant, NOTHING,
         )  # fmt: skip
         prompt = list(range(min(PROMPT, capacity // 2)))
         held.start([prompt] * batch, [capacity] * batch)
@@ -187,7 +187,7 @@ class _Chain:
         for _ in range(self._rounds):
             earlier = out
             state, out = self._programs.round(
-                self._model.params, state, self._requests, self._variant, Extras()
+                self._model.params, state, self._requests, self._variant, NOTHING
             )
             jax.block_until_ready(earlier)
         jax.block_until_ready(out)

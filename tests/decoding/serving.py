@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import dspark_jax as dspark
+from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.prefill import begin, feed
 from dspark_jax.decoding.requests import Requests
 from dspark_jax.decoding.round import decode_round
@@ -68,19 +69,21 @@ def quick_round(
     n: int,
     variant: str,
 ) -> tuple:
-    """`decode_round`, compiled."""
-    return decode_round(spec, params, state, requests, words, n, variant)
+    """`decode_round`, compiled, with a trace."""
+    extras = Extras(trace=True)
+    return decode_round(spec, params, state, requests, words, n, variant, extras)
 
 
 @dataclasses.dataclass
 class Row:
-    """What one request did: tokens, and by round its start and drafts."""
+    """What one request did: tokens, and by round its start, drafts and trace."""
 
     tokens: list[int] = dataclasses.field(default_factory=list)
     start: list[int] = dataclasses.field(default_factory=list)
     kept: list[int] = dataclasses.field(default_factory=list)
     drafts: list[list[int]] = dataclasses.field(default_factory=list)
     confidence: list[np.ndarray] = dataclasses.field(default_factory=list)
+    traced: list[np.ndarray] = dataclasses.field(default_factory=list)
     finish: int = 0
 
 
@@ -105,6 +108,8 @@ def greedy_rounds(
             row.tokens += np.asarray(out.emitted)[i, : out.n_emitted[i]].tolist()
             if out.n_emitted[i] and out.emitted.shape[1] > 1:
                 row.kept.append(int(out.n_kept[i]))
+                if out.trace is not None and out.trace.confidence is not None:
+                    row.traced.append(np.asarray(out.trace.confidence)[i])
             row.finish = int(out.finish[i])
         if not any(row.finish == 0 for row in rows):
             return rows

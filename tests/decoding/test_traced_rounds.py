@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+import pytest
 
 import dspark_jax as dspark
 from dspark_jax.decoding.extras import Extras
@@ -28,6 +29,7 @@ def logged():
     return {name: (arrays(f"qwen3_trained/{name}"), logs[name]) for name in TRAINED}
 
 
+@pytest.mark.slow
 def test_the_log_of_recorded_generations():
     for name, (trace, logs) in logged().items():
         limit = 10 if "short" in name else 96
@@ -46,9 +48,3 @@ def test_the_log_of_recorded_generations():
         assert [one.emitted for one in logs[:-1]] == emitted[:-1]
         if any(stopped):
             assert logs[-1].emitted == emitted[-1] == logs[-1].accepted
-
-
-def test_confidences_of_the_next_proposal_would_be_seen():
-    trace, logs = logged()["trace_greedy_p0"]
-    ours = np.asarray([one.confidence for one in logs[:-1]])
-    assert error(ours, trace["confidence_logits"][1 : len(logs)]) > 0.1

@@ -100,6 +100,11 @@ def test_round_function(name):
         if "confidence_logits" in trace:
             stored = trace["confidence_logits"][:count]
             assert error(np.stack(row.confidence), stored) <= 1e-4
+            np.testing.assert_array_equal(row.traced, row.confidence)
+            # Control: those of the next proposals are others.
+            assert error(np.stack(row.traced[:-1]), stored[1:]) > 0.1
+        else:
+            assert row.traced == []
         stopped = bool(set(stop_ids(trace)) & set(row.tokens))
         assert row.finish == (STOP if stopped else LENGTH)
 
