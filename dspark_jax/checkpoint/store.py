@@ -331,3 +331,23 @@ def library_version() -> str:
         return importlib.metadata.version("dspark-jax")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
+
+
+def save_arrays(path: str | Path, arrays: Mapping[str, jax.Array]) -> None:
+    """Writes arrays by name to a new directory, each process its shards."""
+    ocp.save(str(Path(path).resolve()), dict(arrays))
+
+
+def load_arrays(
+    path: str | Path, abstract: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, jax.Array]:
+    """Arrays that `save_arrays` wrote.
+
+    Raises:
+      CheckpointError: they are not there, or have other shapes or dtypes.
+    """
+    try:
+        found = ocp.load(str(Path(path).resolve()), dict(abstract))
+    except (KeyError, OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    return dict(found)

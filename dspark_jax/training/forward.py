@@ -18,10 +18,11 @@ from dspark_jax.models import dense
 from dspark_jax.models.decoder_layer import DecoderLayer
 from dspark_jax.models.draft import backbone
 from dspark_jax.models.draft.heads import MarkovHead
-from dspark_jax.models.layers import matmul, rms_normalise, rope_tables, rotate
+from dspark_jax.models.layers import rope_tables
 from dspark_jax.models.params import Tree, layer_at
 from dspark_jax.models.stack import layer_module
 from dspark_jax.training.anchors import previous_tokens
+from dspark_jax.training.wide_attention import by_sequence, keys_values, queries
 
 
 @functools.partial(
@@ -119,42 +120,15 @@ def _layer(
 ) -> jax.Array:
     """One layer on float32[B, A * g, H] block rows; context rows only give KV."""
     h = module.input_norm(x)
-    q = _heads(module.q_proj(h), module.head_dim)
-    if module.q_norm is not None:
-        q = module.q_norm(q)
-    q = _rotate(q, block_rope) * jnp.float32(module.scale)
-    block_k, block_v = _keys_values(module, h, block_rope)
-    context_k, context_v = _keys_values(module, context, context_rope)
+    q = queries(module, h, block_rope)
+    block_k, block_v = keys_values(module, h, block_rope)
+    context_k, context_v = keys_values(module, context, context_rope)
     attend = jax.checkpoint(functools.partial(_attend, window))
-    # One sequence at a time keeps the scores in a processor's cache.
-    mixed = jax.lax.map(
-        lambda one: attend(*one), (q, block_k, block_v, context_k, context_v, anchors)
-    )
+    mixed = by_sequence(attend, q, block_k, block_v, context_k, context_v, anchors)
     out = module.o_proj(mixed)
     if module.gemma:
         out = module.post_attention_norm(out)
     return module.mlp_sublayer(x + out)
-
-
-def _heads(x: jax.Array, head_dim: int) -> jax.Array:
-    return x.reshape(*x.shape[:-1], -1, head_dim)
-
-
-def _rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
-    return rotate(x, rope[0][:, :, None], rope[1][:, :, None])
-
-
-def _keys_values(
-    module: DecoderLayer, h: jax.Array, rope: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    """[B, T, K, d] keys and values of float32[B, T, H] rows."""
-    k = _heads(module.k_proj(h), module.head_dim)
-    v = k if module.v_proj is None else _heads(module.v_proj(h), module.head_dim)
-    if module.k_norm is not None:
-        k = module.k_norm(k)
-    if module.gemma:
-        v = rms_normalise(v, module.eps)
-    return _rotate(k, rope), v
 
 
 def _attend(
@@ -298,10 +272,9 @@ def teacher_forced(
 ) -> BlockOutputs:
     """All predictions; arguments as for `block_rows` and `confidence_logits`."""
     rows = block_rows(config, params, target_params, tokens, features, anchors, labels)
-    logits = backbone.base_logits(config, params, target_params, rows.hidden)
-    if rows.latent is not None:
-        w2 = backbone.ends(config, params).markov.w2.weight[...]
-        logits = logits + matmul(rows.latent, w2)
+    logits = backbone.corrected_logits(
+        config, params, target_params, rows.hidden, rows.latent
+    )
     confidence = confidence_logits(config, params, rows, detach_confidence)
     if confidence is not None:
         confidence = confidence.reshape(labels.shape)

@@ -63,7 +63,7 @@ class RowTerms:
 def dense_terms(
     draft_logits: jax.Array,
     target_probs: jax.Array,
-    labels: jax.Array,
+    labels: jax.Array | None = None,
 ) -> RowTerms:
     """Terms against full target rows.
 
@@ -72,11 +72,17 @@ def dense_terms(
       target_probs: float32[..., V_draft]. Law of the target on the draft's
         ids; sums to less than 1 where the target wants other ids.
       labels: int32[...]. Row of the label in the draft's vocabulary, -1 outside.
+        None takes the cross-entropy against `target_probs` itself: its mean over
+        labels drawn from the target, with less noise.
     """
     log_q = jax.nn.log_softmax(draft_logits, axis=-1)
     missing = 1.0 - jnp.sum(target_probs, axis=-1)
     l1 = jnp.sum(jnp.abs(jnp.exp(log_q) - target_probs), axis=-1)
-    return _terms(_label_ce(log_q, labels), l1 + jnp.maximum(missing, 0.0))
+    if labels is None:
+        ce = -jnp.sum(jnp.where(target_probs > 0, target_probs * log_q, 0.0), axis=-1)
+    else:
+        ce = _label_ce(log_q, labels)
+    return _terms(ce, l1 + jnp.maximum(missing, 0.0))
 
 
 def sparse_terms(
@@ -95,9 +101,7 @@ def sparse_terms(
       ids: int32[..., K]. Distinct rows of the draft's vocabulary; -1 for an id
         outside it, whose mass is missing.
       probs: float32[..., K].
-      labels: int32[...]. As in `dense_terms`. None takes the cross-entropy
-        against `probs` itself: its mean over labels drawn from the target, with
-        less noise.
+      labels: int32[...]. As in `dense_terms`, None too.
     """
     inside = ids >= 0
     probs = jnp.where(inside, probs, 0.0)

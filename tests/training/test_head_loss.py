@@ -1,12 +1,12 @@
-"""The fused head of the training script against the plain losses."""
+"""The fused output head against the plain losses."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dspark_jax.training.head import head_loss
 from dspark_jax.training.losses import sparse_terms
-from scripts.training.head import head_loss
 
 ROWS, HIDDEN, RANK, VOCAB, TOP = 256, 16, 8, 512, 6
 

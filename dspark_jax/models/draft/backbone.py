@@ -21,7 +21,7 @@ from dspark_jax.models import dense
 from dspark_jax.models.decoder_layer import block_view
 from dspark_jax.models.draft.heads import ConfidenceHead, MarkovHead
 from dspark_jax.models.kv_cache import Cache, write_rows
-from dspark_jax.models.layers import Linear, Norm, Table
+from dspark_jax.models.layers import Linear, Norm, Table, matmul
 from dspark_jax.models.params import Tree, build, layer_at
 from dspark_jax.models.rows import Rows, dense_rows
 from dspark_jax.models.stack import layer_module, run_layers
@@ -190,3 +190,28 @@ def base_logits(
     if valid is None:
         return logits
     return jnp.where((params["d2t"] < valid)[None], logits, -jnp.inf)
+
+
+def corrected_logits(
+    config: DraftConfig,
+    params: Tree,
+    target_params: Tree,
+    hidden: jax.Array,
+    latent: jax.Array | None,
+) -> jax.Array:
+    """Base logits plus the Markov bias W2 z of known states z.
+
+    Args:
+      config: the draft.
+      params: its parameters.
+      target_params: for the tables that the draft shares.
+      hidden: float32[R, H]. After the final norm.
+      latent: float32[R, r], see `MarkovHead.latent`; None without the head.
+
+    Returns:
+      float32[R, V_draft].
+    """
+    logits = base_logits(config, params, target_params, hidden)
+    if latent is None:
+        return logits
+    return logits + matmul(latent, params["markov"]["w2"]["weight"])

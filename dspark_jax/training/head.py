@@ -26,7 +26,7 @@ def _product(x: jax.Array, y: jax.Array, at: tuple[int, int]) -> jax.Array:
 @jax.custom_vjp
 def head_loss(
     hidden: jax.Array,
-    embedded: jax.Array,
+    latent: jax.Array,
     head: jax.Array,
     w2: jax.Array,
     ids: jax.Array,
@@ -39,8 +39,8 @@ def head_loss(
     Args:
       hidden: float32[R, H]. Backbone rows after the final norm. Fastest when R
         is a multiple of the chunk.
-      embedded: float32[R, r]. Markov input of each row.
-      head: bfloat16[V_draft, H]. Frozen.
+      latent: float32[R, r]. Markov state z of each row; r may be 0.
+      head: [V_draft, H]. Frozen; its dtype is that of all products.
       w2: [V_draft, r]. V_draft a multiple of 256.
       ids: int32[R, K]. Rows of the draft's vocabulary, -1 outside.
       probs: float32[R, K].
@@ -49,14 +49,14 @@ def head_loss(
 
     Returns:
       (sum of weighted terms, ce float32[R], l1 float32[R]); the gradient flows
-      from the sum to `hidden`, `embedded` and `w2` only.
+      from the sum to `hidden`, `latent` and `w2` only.
     """
-    return _forward(hidden, embedded, head, w2, ids, probs, ce_weights, l1_weights)[0]
+    return _forward(hidden, latent, head, w2, ids, probs, ce_weights, l1_weights)[0]
 
 
-def _forward(hidden, embedded, head, w2, ids, probs, ce_weights, l1_weights):
+def _forward(hidden, latent, head, w2, ids, probs, ce_weights, l1_weights):
     width = hidden.shape[1]
-    x = jnp.concatenate([hidden, embedded], axis=1).astype(jnp.bfloat16)
+    x = jnp.concatenate([hidden, latent], axis=1).astype(head.dtype)
     table = jnp.concatenate([head, w2.astype(head.dtype)], axis=1)
     inside = ids >= 0
     rows = (x, jnp.maximum(ids, 0), jnp.where(inside, probs, 0.0), inside)
@@ -89,7 +89,7 @@ def _chunk(table, width, dw2, rows):
     own = b[:, None] * slope * q - a[:, None] * probs
     dense = mass * (common[:, None] / total)
     row = jnp.arange(len(x), dtype=jnp.int32)[:, None]
-    dlogits = dense.astype(jnp.bfloat16).at[row, ids].add(own.astype(jnp.bfloat16))
+    dlogits = dense.astype(table.dtype).at[row, ids].add(own.astype(table.dtype))
     dx = _product(dlogits, table, (1, 0))
     dw2 = dw2 + _product(dlogits, x[:, width:], (0, 0))
     return dw2, (ce, l1, dx)
