@@ -341,7 +341,7 @@ def save_arrays(path: str | Path, arrays: Mapping[str, jax.Array]) -> None:
 def load_arrays(
     path: str | Path, abstract: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, jax.Array]:
-    """Arrays that `save_arrays` wrote.
+    """Arrays that `save_arrays` wrote, each placed as its entry's sharding says.
 
     Raises:
       CheckpointError: they are not there, or have other shapes or dtypes.

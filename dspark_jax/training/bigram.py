@@ -80,7 +80,8 @@ def bigram_head(
             return jnp.mean(norm - jnp.diagonal(logits))
 
         loss, grads = jax.value_and_grad(loss_of)(params)
-        updates, state = adam.update(grads, state)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = adam.update(grads, state)
         return optax.apply_updates(params, updates), state, loss
 
     order = random.permutation(len(pairs))

@@ -16,9 +16,6 @@ from dspark_jax.training.batches import step_anchors, step_sequences, usable
 from dspark_jax.training.features import FeatureStore
 from dspark_jax.training.sequences import Sequences, loss_mask
 
-# Sequences annotated in one pass.
-CHUNK = 8
-
 
 class Corpus:
     """Sequences as batches; the last `held_out` ones are never trained on.
@@ -36,8 +33,12 @@ class Corpus:
         top: int,
         store: FeatureStore | None,
         held_out: int,
+        chunk: int,
     ):
-        """Checks the text.
+        """Checks the text; passes of the target have `chunk` sequences.
+
+        All of them, as products of other shapes have other bits, and training from
+        the store would not equal training without.
 
         Raises:
           ValueError: ids that the target does not have, or no usable sequence.
@@ -50,6 +51,7 @@ class Corpus:
         self.text, self.mask = text, loss_mask(text)
         self._target, self._params = target, target_params
         self._taps, self._top, self._store = taps, top, store
+        self._chunk = chunk
         self.everything = everything = usable(self.mask)
         if len(everything) <= held_out:
             raise ValueError(
@@ -65,8 +67,8 @@ class Corpus:
         if self._store is None:
             return
         missing = self._store.missing(sequences)
-        for at in range(0, len(missing), CHUNK):
-            rows = missing[at : at + CHUNK]
+        for at in range(0, len(missing), self._chunk):
+            rows = missing[at : at + self._chunk]
             self._store.write(rows, self._compute(rows))
             yield len(rows)
 
@@ -126,13 +128,10 @@ class Corpus:
         return self._compute(sequences)
 
     def _compute(self, sequences: np.ndarray) -> dict[str, np.ndarray]:
-        # One shape for all passes: a last, shorter one is filled up.
-        size = len(sequences) if len(sequences) <= 2 else CHUNK
         parts = []
-        for at in range(0, len(sequences), size):
-            rows = sequences[at : at + size]
-            filled = np.resize(rows, size)
-            tokens = jnp.asarray(np.maximum(self.text.tokens[filled], 0))
+        for at in range(0, len(sequences), self._chunk):
+            rows = sequences[at : at + self._chunk]
+            tokens = jnp.asarray(self.text.tokens[np.resize(rows, self._chunk)])
             values = target_pass.annotate(
                 self._target, self._params, tokens, self._taps, self._top
             )

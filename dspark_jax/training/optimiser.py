@@ -80,7 +80,9 @@ def update(
     config: TrainConfig, state: TrainState, grads: Tree, rate: jax.Array
 ) -> TrainState:
     """One optimiser step."""
-    updates, moments = optimiser(config).update(grads, state.moments, state.params)
+    # Optax counts on implicit promotion, which a caller may have forbidden.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, moments = optimiser(config).update(grads, state.moments, state.params)
     params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
     step = state.step + 1
     average = state.average

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from dspark_jax.checkpoint import store
 from dspark_jax.config import DecoderConfig, DraftConfig, require
@@ -126,7 +126,14 @@ class Trainer:
                 cache_bytes,
             )
         self.corpus = Corpus(
-            text, target, target_params, taps, config.top, cache, held_out
+            text,
+            target,
+            target_params,
+            taps,
+            config.top,
+            cache,
+            held_out,
+            config.sequences,
         )
         self._fused = (
             can_fuse(self.draft, config)
@@ -275,17 +282,21 @@ class Trainer:
         found = self.files.latest()
         if found is None:
             state = fresh_state(self.config, self._start(target_params))
-            return self._spread(state)
+            return jax.tree.map(jax.device_put, state, self._places(state))
         shapes = jax.eval_shape(
             lambda: fresh_state(self.config, start.random_start(self.draft, 0))
         )
         leaves, structure = jax.tree.flatten(shapes)
-        wanted = {_name(i): leaf for i, leaf in enumerate(leaves)}
+        places = jax.tree.leaves(self._places(shapes))
+        wanted = {
+            _name(i): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+            for i, (leaf, place) in enumerate(zip(leaves, places, strict=True))
+        }
         loaded = store.load_arrays(found, wanted)
         state = jax.tree.unflatten(structure, [loaded[name] for name in wanted])
         self.files.forget_after(int(state.step))
         logger.info("going on at step %d", int(state.step))
-        return self._spread(state)
+        return state
 
     def _start(self, target_params: Tree) -> Tree:
         config, draft = self.config, self.draft
@@ -312,18 +323,19 @@ class Trainer:
             params["markov"] |= {"w1": {"weight": w1}, "w2": {"weight": w2}}
         return params
 
-    def _spread(self, state: TrainState) -> TrainState:
-        """Weights as declared over the mesh, their moments alike."""
+    def _places(self, state: TrainState) -> TrainState:
+        """Where each array of a state lies: weights as declared, moments alike."""
         if self.mesh is None:
-            return state
+            here = SingleDeviceSharding(jax.devices()[0])
+            return jax.tree.map(lambda leaf: here, state)
         shapes, axes = backbone.declaration(self.draft)
         counts = dense.unit_counts(self.draft.backbone)
         places = flatten(shardings(shapes, axes, self.mesh, counts))
         whole = NamedSharding(self.mesh, PartitionSpec())
 
-        def place(path: tuple, leaf: jax.Array) -> jax.Array:
+        def place(path: tuple, leaf: jax.Array) -> NamedSharding:
             keys = tuple(k.key for k in path if isinstance(k, jax.tree_util.DictKey))
-            return jax.device_put(leaf, places.get(keys, whole))
+            return places.get(keys, whole)
 
         return jax.tree_util.tree_map_with_path(place, state)
 

@@ -63,7 +63,7 @@ def test_reference_loss_through_training(head):
     # shows it, the acceptance does.
     late = {**batch, "hidden": jnp.roll(batch["hidden"], -1, axis=1)}
     _, off = loss(params, late)
-    assert abs(float(off["accept"]) - accept) > 1e-3 * accept
+    assert abs(float(off["accept"]) - accept) > 2e-4 * accept
 
 
 @pytest.mark.slow
@@ -76,13 +76,8 @@ def test_reference_gradients_through_training(head):
         close(grads[path], want, 1e-5)
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        "vanilla",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("none", "gated", "rnn")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["none", "vanilla", "gated", "rnn"])
 def test_fused_loss_equals_the_plain_one(target, text, head, tmp_path):
     rank = 0 if head == "none" else 8
     shape = dataclasses.replace(RECIPE.draft, markov_head=head, markov_rank=rank)

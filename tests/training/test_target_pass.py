@@ -37,7 +37,7 @@ def in_steps(config, params, tokens):
     ],
 )
 def test_wide_pass_equals_evaluation(architecture):
-    config, params = target_of(architecture, layers=4)
+    config, params = target_of(architecture, layers=3)
     tokens = np.random.default_rng(0).integers(0, 256, (2, 24)).astype(np.int32)
     want_features, want_logits = in_steps(config, params, tokens)
     features, hidden = jax.jit(hidden_states, static_argnums=(0, 3))(
