@@ -180,6 +180,10 @@ def test_keys_belong_to_positions():
     np.testing.assert_array_equal(words.fresh[:, 2:], later.fresh[:, :2])
     # The proposal for the position two tokens on is judged by those rows.
     np.testing.assert_array_equal(words.draft[:, 2], later.fresh[:, :3])
+    # A text depends on them for good.
+    seed = jax.random.wrap_key_data(seeds[1], impl="threefry2x32")
+    known = jax.random.fold_in(jax.random.fold_in(seed, 9), words_module.NOISE)
+    np.testing.assert_array_equal(words.fresh[1, 0], jax.random.key_data(known))
     keys = words.fresh.reshape(-1, 2)
     assert len(np.unique(keys, axis=0)) == len(keys)
 

@@ -157,6 +157,21 @@ def test_mass_equal_to_top_p_keeps_the_next_token():
     assert (filtered(np.zeros(4), top_p=0.4999) > 0).sum() == 2
 
 
+def test_a_token_right_at_min_p_stays(rng):
+    """And one that is a millionth below it goes."""
+    octaves = -rng.integers(1, 4 << 20, 3000) / 2**20
+    share = 2.0**octaves
+    near = share.astype(np.float32)
+    down = np.where(near > share, np.nextafter(near, np.float32(0)), near)
+    logits = jnp.asarray(np.stack([0 * octaves, octaves], 1), jnp.float32)
+    # Logits in octaves, so that the ratio of the two tokens is exact.
+    given = settings(3000) | dict(scale=jnp.full(3000, 2.0**20, jnp.float32))
+    for limit, stays in ((down, True), (share + 1e-6, False)):
+        given["min_p"] = jnp.asarray(limit, jnp.float32)
+        kept = np.asarray(filtered_rows(logits, **given))[:, 1] > 0
+        np.testing.assert_array_equal(kept, stays)
+
+
 def test_signed_zeros_are_one_tie():
     probs = filtered([-0.0, 0.0, -0.0, -1.0], top_k=2)
     np.testing.assert_array_equal(probs, [[0.5, 0.5, 0, 0]])
@@ -264,7 +279,8 @@ def test_fr35_flat_rows_of_odd_width(value):
 def test_fr35_unusable_rows_give_minus_one():
     finite = np.zeros(100, np.float32)
     rows = np.stack([finite - np.inf, finite, finite, finite])
-    rows[1, 3], rows[2, 4] = np.nan, np.inf
+    # The sign of NaN puts it below all other bits: top-k would cut it first.
+    rows[1, 3], rows[2, 4] = -np.float32(np.nan), np.inf
     logits = jnp.asarray(rows)
     np.testing.assert_array_equal(argmax_ids(logits), [-1, -1, -1, 0])
     for given in ({}, dict(temperature=0.0), dict(top_k=2, top_p=0.5, min_p=0.1)):

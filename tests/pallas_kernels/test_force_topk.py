@@ -16,8 +16,9 @@ def test_selection_is_by_logit_then_id():
     logits = jnp.asarray([[1.0, 3.0, 3.0, -jnp.inf, 2.0]])
     values, ids = force_topk.select_topk(logits, 3)
     assert ids.tolist() == [[1, 2, 4]] and values.tolist() == [[3.0, 3.0, 2.0]]
-    with pytest.raises(ValueError, match="allowed: 1 .. 5"):
-        force_topk.select_topk(logits, 6)
+    for count in (0, 6):
+        with pytest.raises(ValueError, match="allowed: 1 .. 5"):
+            force_topk.select_topk(logits, count)
 
 
 def test_alignment_golden(golden):
@@ -78,6 +79,25 @@ def test_every_point_gives_the_cut_law(rng):
         kept = sum(min(w, both.get(i, 0)) for i, w in zip(chosen, p, strict=True))
         assert int(result.accept.sum()) == kept
         np.testing.assert_allclose(result.accept_prob, kept / total, rtol=1e-6)
+
+
+def test_rows_that_judge_nothing_and_drafts_that_were_not_drawn():
+    p = jnp.asarray([[3, 2, 1]] * 5, jnp.int32).at[3].set(0)
+    q = jnp.asarray([[1, 3, 2]] * 5, jnp.int32)
+    chosen = jnp.asarray([[7, 9, 4]] * 5, jnp.int32)
+    drafted = jnp.asarray([[9, 5, 7]] * 5, jnp.int32)
+    # Fresh; not in the draft's selection; behind its interval; no law; drawn.
+    ids = jnp.asarray([7, 4, 5, 5, 5], jnp.int32)
+    offsets = jnp.asarray([1, 0, 3, 0, 2], jnp.int32)
+    verify_row = jnp.arange(5) > 0
+    aligned = align(q, drafted, ids, chosen)
+    assert aligned.width.tolist() == [2, 0, 3, 3, 3]
+    points = jnp.full(5, 5, jnp.int32)
+    rows = verify(p, aligned, chosen, ids, offsets, verify_row, points, total=6)
+    assert rows.accept.tolist() == [True, False, False, False, False]
+    # The last is the third of three points that fall: p - q is 1, 1, 1.
+    assert rows.token.tolist() == [4, 7, 9, -1, 4]
+    np.testing.assert_allclose(rows.accept_prob, [1, 0.5, 0.5, 0, 0.5], rtol=1e-6)
 
 
 def test_control_outside_drafts_without_numbers_of_their_own(rng):

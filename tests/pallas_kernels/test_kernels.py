@@ -25,14 +25,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import mosaic_gpu as gpu
 from pallas_kernels.sample import pallas_mosaic_gpu as sample_kernels
-from pallas_kernels.sample import reference as sample_reference
-from pallas_kernels.verify import pallas_mosaic_gpu as verify_kernels
-from pallas_kernels.verify import reference as verify_reference
-
-KERNELS = {
-    "verify": (verify_kernels.verify_logits, verify_reference.verify_logits),
-    "sample": (sample_kernels.sample_logits, sample_reference.sample_logits),
-}
+from tests.pallas_kernels.interpreted import check
 
 
 def arguments(rows, vocab, dtype=jnp.float32, seed=0, total=pk.TOTAL):
@@ -66,23 +59,6 @@ def arguments(rows, vocab, dtype=jnp.float32, seed=0, total=pk.TOTAL):
         jnp.asarray(target, dtype), scale, jnp.asarray(pool), jnp.asarray(source), ids,
         offsets, jnp.arange(rows) % 4 != 3, to_points(jnp.asarray(words[1])),
     )  # fmt: skip
-
-
-def check(op, args, tuning, total=pk.TOTAL):
-    kernel, reference = KERNELS[op]
-    if op == "sample":
-        args = (args[0], args[1], args[-1])
-    kernel = functools.partial(
-        kernel,
-        total=total,
-        tuning=tuning,
-        interpret=plgpu.InterpretGPUParams(detect_races=True),
-    )
-    got = jax.jit(kernel)(*args)
-    expected = jax.jit(functools.partial(reference, total=total))(*args)
-    for name, a, b in zip(expected._fields, got, expected, strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b, name)
 
 
 BF16, F32 = jnp.bfloat16, jnp.float32

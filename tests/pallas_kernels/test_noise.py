@@ -1,5 +1,6 @@
 """Integer Gumbel noise: its words, its values, and the law of the winner."""
 
+import functools
 from fractions import Fraction
 
 import jax
@@ -10,6 +11,7 @@ from jax.extend.random import threefry_2x32
 
 from pallas_kernels import noise
 from pallas_kernels.fixed_point import scale_of
+from pallas_kernels.verify.api import verify_shared_noise
 
 noisy_argmax = jax.jit(noise.noisy_argmax)
 
@@ -38,6 +40,41 @@ def test_noise_is_close_everywhere():
     exact = -np.log2(-np.log1p(-rest) / np.log(2))
     np.testing.assert_allclose(got, exact, atol=2e-6)
     assert got.min() > -5.1 and got.max() < 31.6
+
+
+def test_an_even_word_has_the_noise_of_the_odd_one_above():
+    """So that no word makes noise without end: u is never 0 or 1."""
+    even = np.asarray([0, 2, 1000, 2**31 - 2, 2**31, 2**32 - 2], np.uint32)
+    got = np.asarray(jax.jit(noise.gumbel)(even))
+    np.testing.assert_array_equal(got, noise.gumbel(jnp.asarray(even | np.uint32(1))))
+    assert got.max() == got[0] and got.min() == got[-1]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_winner_is_that_of_floats(rng, dtype):
+    """Key, id and logit of every token, each in its place."""
+    logits = jnp.asarray(rng.normal(size=(100, 40)) * 4, dtype)
+    keys = jnp.asarray(rng.integers(0, 2**32, (100, 2), np.uint64), jnp.uint32)
+    got = noisy_argmax(logits, jnp.asarray(scale_of(np.full(100, 0.8))), keys)
+    column = jnp.arange(40, dtype=jnp.uint32)
+    counter = jnp.concatenate([jnp.zeros_like(column), column])
+    words = np.asarray([threefry_2x32(key, counter) for key in keys])
+    share = ((words[:, :40] ^ words[:, 40:]) | np.uint32(1)) / 2**32
+    wide = np.asarray(logits, np.float32).astype(np.float64)
+    score = wide / 0.8 - np.log(-np.log1p(-share))
+    second, best = np.sort(score, axis=1)[:, -2:].T
+    clear = best - second > 1e-4
+    assert clear.sum() > 90
+    np.testing.assert_array_equal(np.asarray(got)[clear], score.argmax(1)[clear])
+
+
+def test_equal_scores_go_to_the_lowest_column():
+    """Columns of one id have one noise."""
+    logits = jnp.tile(jnp.asarray([0.0, 1.0, 1.0]), (64, 1))
+    ids = jnp.tile(jnp.asarray([4, 7, 7], jnp.int32), (64, 1))
+    keys = jnp.arange(128, dtype=jnp.uint32).reshape(64, 2)
+    got = noisy_argmax(logits, jnp.asarray(scale_of(np.ones(64))), keys, ids)
+    assert set(np.unique(got)) == {0, 1}
 
 
 def shares(law, samples, seed=0):
@@ -97,11 +134,18 @@ def test_greedy_and_unusable_rows():
         np.testing.assert_array_equal(got, [1, -1, -1, 1])
 
 
+def judged(logits, scale, keys, axis_name):
+    """The winner, by itself and as a verdict on drafts."""
+    ids, fresh = jnp.zeros(len(scale), jnp.int32), jnp.zeros(len(scale), bool)
+    rows = verify_shared_noise(logits, scale, ids, fresh, keys, axis_name=axis_name)
+    return noise.noisy_argmax(logits, scale, keys, axis_name=axis_name), rows.token
+
+
 @pytest.mark.parametrize("width", [64, 600])
 def test_split_vocabulary_changes_no_bit(rng, vocab_mesh, width):
     split = jax.jit(
         jax.shard_map(
-            lambda *args: noise.noisy_argmax(*args, axis_name="vocab"),
+            functools.partial(judged, axis_name="vocab"),
             mesh=vocab_mesh,
             in_specs=(jax.P(None, "vocab"), jax.P(), jax.P()),
             out_specs=jax.P(),
@@ -111,7 +155,8 @@ def test_split_vocabulary_changes_no_bit(rng, vocab_mesh, width):
     scale = jnp.asarray(scale_of(rng.choice([0.0, 0.7, 1.0], 32)))
     keys = jnp.asarray(rng.integers(0, 2**32, (32, 2), np.uint64), jnp.uint32)
     expected = noisy_argmax(logits, scale, keys)
-    np.testing.assert_array_equal(split(logits, scale, keys), expected)
+    for got in split(logits, scale, keys):
+        np.testing.assert_array_equal(got, expected)
     # A reduced vocabulary asks for the noise of its tokens' ids.
     part = np.sort(rng.choice(width, width // 2, replace=False)).astype(np.int32)
     ids = jnp.broadcast_to(jnp.asarray(part), (32, len(part)))

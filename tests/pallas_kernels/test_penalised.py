@@ -95,6 +95,51 @@ def test_the_bound_holds_and_needs_rounding_up(rng):
     assert outside
 
 
+def test_a_draft_that_was_not_drawn_is_replaced_by_its_own_point():
+    """Its offset lies behind its interval, or it is no token; the words are unused."""
+    p, q = (jnp.asarray([row] * 4, jnp.int32) for row in ([3, 2, 1], [2, 3, 1]))
+    words = jnp.zeros((4, 2), jnp.uint32)
+    ids = jnp.asarray([1, 1, -1, 1], jnp.int32)
+    offsets = jnp.asarray([3, 2, 3, 0], jnp.int32)
+    verify = jnp.asarray([True, True, True, False])
+    points = jnp.full(4, 5, jnp.int32)
+    rows = judge(
+        penalised.verify_rows, 1.0, 6, p, q, ids, offsets, verify, points, words
+    )
+    assert rows.accept.tolist() == [False, False, False, True]
+    # The second was drawn and falls; the residual is all on the first token.
+    assert rows.token.tolist() == [1, 0, 1, 2]
+    np.testing.assert_allclose(rows.accept_prob, [5 / 6, 5 / 6, 5 / 6, 1], rtol=1e-6)
+
+
+def test_split_vocabulary_changes_no_bit(rng, vocab_mesh):
+    def step(p, q, ids, offsets, verify, points, words, axis_name=None):
+        return penalised.verify_rows(
+            p, q, ids, offsets, verify, points, words,
+            alpha=0.9, total=1000, axis_name=axis_name,
+        )  # fmt: skip
+
+    def many(share):
+        return rng.multinomial(1000, rng.dirichlet(np.full(24, share)), 64)
+
+    p, q = (jnp.asarray(many(share), jnp.int32) for share in (0.3, 0.5))
+    points = jnp.asarray(rng.integers(0, 1000, (2, 64)), jnp.int32)
+    ids, offsets = jax.jit(locate_offset)(q, points[0])
+    words = jnp.asarray(rng.integers(0, 2**32, (64, 2), np.uint64), jnp.uint32)
+    args = (p, q, ids, offsets, jnp.arange(64) % 4 != 3, points[1], words)
+    wide, narrow = jax.P(None, "vocab"), jax.P()
+    split = jax.shard_map(
+        functools.partial(step, axis_name="vocab"),
+        mesh=vocab_mesh,
+        in_specs=(wide, wide, *[narrow] * 5),
+        out_specs=narrow,
+    )
+    expected = jax.jit(step)(*args)
+    assert not np.asarray(expected.accept).all()
+    for a, b in zip(jax.jit(split)(*args), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("limit", [1, 3, 6, 2**30, 2**31 - 1])
 def test_points_of_64_bits_are_exact(limit, rng):
     words = rng.integers(0, 2**32, (1000, 2), np.uint64)

@@ -137,6 +137,20 @@ def test_override_is_refused_at_another_size():
         )  # fmt: skip
 
 
+def test_override_of_the_first_id_and_of_the_row_without_a_draft():
+    accept, token = pk.override(
+        jnp.asarray([[True, False, True]]), jnp.asarray([[5, 6, 7]]),
+        jnp.asarray([[3, 0]]), jnp.asarray([[0, 0, 0]]),
+    )  # fmt: skip
+    assert accept.tolist() == [[False, True, False]]
+    assert token.tolist() == [[0, 0, 0]]
+
+
+def test_confidence_error_of_a_round_without_drafts():
+    none = jnp.zeros((2, 0), jnp.float32)
+    assert pk.confidence_error(jnp.ones((2, 1)), none, jnp.zeros(2, jnp.int32)) == 0
+
+
 def test_fr10_stop_in_a_rejected_draft_stops_nothing():
     eos = 2
     result = run([True, False, True, True], [5, 9, 6, 7], [5, eos, 6], stop=[eos])

@@ -25,18 +25,22 @@ def mesh():
 
 def step(target, draft, given, words, *, filters, axis_name=None):
     """Draft one token per row, verify it, and draw a fresh one; plus greedy."""
-    row = partial(pk.filtered_rows if filters else plain_row, axis_name=axis_name)
-    p, q = row(target, **given), row(draft, **given)
-    drafts, offsets = pk.draw(q, pk.points(words[0]), axis_name=axis_name)
-    verify = jnp.arange(target.shape[0]) % 4 != 3
-    point = pk.points(words[1])
-    rows = pk.verify_rows(p, q, drafts, offsets, verify, point, axis_name=axis_name)
+    verify = jnp.arange(target.shape[0], dtype=jnp.int32) % 4 != 3
+    one, other = pk.points(words[0]), pk.points(words[1])
+    if filters:
+        row = partial(pk.filtered_rows, axis_name=axis_name)
+        p, q = row(target, **given), row(draft, **given)
+        drafts, offsets = pk.draw(q, one, axis_name=axis_name)
+        rows = pk.verify_rows(p, q, drafts, offsets, verify, other, axis_name=axis_name)
+    else:
+        scale, order = given["scale"], jnp.arange(len(verify), dtype=jnp.int32)
+        p = pk.integer_rows(target, scale, axis_name=axis_name)
+        drafts, offsets, q = pk.sample_logits(draft, scale, one, axis_name=axis_name)
+        rows = pk.verify_logits(
+            target, scale, q, order, drafts, offsets, verify, other, axis_name=axis_name
+        )
     greedy = pk.verify_greedy(target, drafts, verify, axis_name=axis_name)
     return p, q, (drafts, offsets, *rows, *greedy)
-
-
-def plain_row(logits, scale, top_p, top_k, min_p, *, axis_name):
-    return pk.integer_rows(logits, scale, axis_name=axis_name)
 
 
 def split(mesh, filters):
