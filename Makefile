@@ -94,5 +94,5 @@ $(GPU_READY):
 	@test -n "$(PYTHON)"
 	$(PYTHON) -m venv $(GPU_VENV)
 	$(GPU_VENV)/bin/python -m pip install --quiet 'jax$(JAX)' 'jaxlib$(JAX)' \
-	    'jax-cuda13-plugin$(JAX)' 'jax-cuda13-pjrt$(JAX)' nvidia-cuda-nvcc
+	    'jax-cuda13-plugin$(JAX)' 'jax-cuda13-pjrt$(JAX)' nvidia-cuda-nvcc -e .
 	@touch $@

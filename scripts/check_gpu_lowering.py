@@ -2,8 +2,10 @@
 
 XLA, LLVM and ptxas need neither a driver nor a device. What is checked: tracing,
 lowering, code generation and the resources of the machine code; registers above the
-ceiling and spills are failures. What is not: results (interpret mode compares those)
-and speed (`scripts/gpu_check.py`, on a GPU).
+ceiling and spills are failures. Then the whole of `generate_tokens`, greedy and
+sampled, is compiled for one of them: loops, branches and our kernels in one program.
+What is not checked: results (interpret mode compares those) and speed
+(`scripts/gpu_check.py`, on a GPU).
 
 Needs jax-cuda13-plugin and jax-cuda13-pjrt of jax's version and nvidia-cuda-nvcc:
 `make gpu-lowering` installs them. Without them nothing is checked and the exit
@@ -24,7 +26,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pallas_kernels.kernel_cases import Case
+
+# Compiled for by whole programs, which take longer than kernels.
+PROGRAM_ARCH = "sm_90"
+OURS = re.compile(r"\.entry\s+(\w+)_mosaic_gpu_kernel")
 
 
 class Device(NamedTuple):
@@ -112,9 +121,9 @@ def resources(ptx: Path, ptxas: str) -> dict[str, Any]:
         return max((int(n) for n in re.findall(pattern, out.stderr)), default=0)
 
     loads = re.findall(r"\bld\.(?:\w+\.)*global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s", text)
-    name = re.search(r"\.entry\s+(\w+)", text)
+    name = OURS.search(text)
     return {
-        "kernel": name[1].removesuffix("_mosaic_gpu_kernel") if name else ptx.stem,
+        "kernel": name[1] if name else ptx.stem,
         "registers": number(r"Used (\d+) registers"),
         "spills": number(r"(\d+) bytes spill stores")
         + number(r"(\d+) bytes spill loads"),
@@ -128,7 +137,30 @@ def launches(program: str) -> int:
     return len(re.findall(r" (?:fusion|custom-call|copy|convert|reduce)\(", entry))
 
 
-def compile_cases(arch: str, folder: Path) -> list[dict[str, Any]]:
+def programs() -> list[Case]:
+    """The serving program of a tiny model, greedy and sampled, the kernels in it."""
+    import jax.numpy as jnp
+
+    import dspark_jax as dspark
+    from pallas_kernels.kernel_cases import Case
+
+    model = dspark.testing.tiny_model()
+
+    def case(name: str, temperature: float) -> Case:
+        def run(params: Any, tokens: Any, lengths: Any, seeds: Any) -> Any:
+            return dspark.generate_tokens(
+                model.spec, params, tokens, lengths, seeds=seeds, max_new_tokens=8,
+                sampling=dspark.SamplingParams(temperature=temperature),
+            )  # fmt: skip
+
+        ids, lengths = jnp.zeros((2, 4), jnp.int32), jnp.zeros(2, jnp.int32)
+        args = model.params, ids, lengths, jnp.zeros((2, 2), jnp.uint32)
+        return Case(f"program generate_tokens {name}", run, args)
+
+    return [case("greedy", 0.0), case("sampled", 1.0)]
+
+
+def compile_cases(arch: str, folder: Path, only: str) -> list[dict[str, Any]]:
     """Compiles every case for one architecture; run in a process of its own.
 
     LLVM ends the process when it meets an instruction that it cannot select, so that
@@ -149,10 +181,11 @@ def compile_cases(arch: str, folder: Path) -> list[dict[str, Any]]:
     ).devices[0]
     place = jax.sharding.SingleDeviceSharding(device)
     results: list[dict[str, Any]] = []
-    for case in cases():
-        args = [
-            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place) for a in case.args
-        ]
+    chosen = [*cases(), *(programs() if arch == PROGRAM_ARCH else [])]
+    for case in (case for case in chosen if only in case.name):
+        args = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), case.args
+        )
         result: dict[str, Any] = {
             "arch": arch,
             "case": case.name,
@@ -169,7 +202,8 @@ def compile_cases(arch: str, folder: Path) -> list[dict[str, Any]]:
                 lowered = traced.lower(lowering_platforms=("cuda",))
             result["launches"] = launches(lowered.compile().as_text() or "")
             for ptx in sorted(folder.glob("*.ptx")):
-                if ".entry" in ptx.read_text(errors="replace"):
+                # XLA's own are none of ours to judge.
+                if OURS.search(ptx.read_text(errors="replace")):
                     result["kernels"].append(resources(ptx, ptxas))
         except Exception as error:  # Every case is reported, whatever broke.
             result["error"] = f"{type(error).__name__}: {error}"
@@ -179,7 +213,7 @@ def compile_cases(arch: str, folder: Path) -> list[dict[str, Any]]:
     return results
 
 
-def in_a_process(arch: str, ptxas: str) -> list[dict[str, Any]]:
+def in_a_process(arch: str, ptxas: str, only: str) -> list[dict[str, Any]]:
     """The results of `compile_cases`, and one more if its process died."""
     with tempfile.TemporaryDirectory() as folder:
         flags = f"--xla_dump_to={folder} --xla_dump_emitter_re=ptx"
@@ -192,6 +226,7 @@ def in_a_process(arch: str, ptxas: str) -> list[dict[str, Any]]:
             "PATH": f"{Path(ptxas).parent}{os.pathsep}{os.environ['PATH']}",
         }
         command = [sys.executable, __file__, "--compile", arch, folder]
+        command += ["--only", only]
         done = subprocess.run(
             command, env=env, capture_output=True, text=True, errors="replace"
         )
@@ -217,6 +252,8 @@ def problems(result: dict[str, Any], max_registers: int) -> list[str]:
     found = [result["error"]] if "error" in result else []
     if not found and not result["launches"]:
         found.append("nothing was compiled")
+    if not found and result["case"].startswith("program") and not result["kernels"]:
+        found.append("none of our kernels is in it")
     for kernel in result["kernels"]:
         if kernel["registers"] > max_registers:
             found.append(
@@ -251,10 +288,11 @@ def main() -> int:
     parser.add_argument("--arch", action="append", choices=sorted(DEVICES))
     parser.add_argument("--max-registers", type=int, default=128)
     parser.add_argument("--markdown", type=Path, help="write the table here")
+    parser.add_argument("--only", default="", help="cases with this in their name")
     parser.add_argument("--compile", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.compile:
-        compile_cases(options.compile[0], Path(options.compile[1]))
+        compile_cases(options.compile[0], Path(options.compile[1]), options.only)
         return 0
     ptxas = wheel_ptxas()
     if ptxas is None:
@@ -266,7 +304,7 @@ def main() -> int:
 
     results, failed = [], 0
     for arch in options.arch or list(DEVICES):
-        for result in in_a_process(arch, ptxas):
+        for result in in_a_process(arch, ptxas, options.only):
             results.append(result)
             wrong = problems(result, options.max_registers)
             failed += bool(wrong)

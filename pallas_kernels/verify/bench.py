@@ -1,8 +1,11 @@
 """Times the sampling and verification ops: `python -m pallas_kernels.verify.bench`.
 
-Prints the hardware, the versions, the shape and the median time of each op.
+Prints the hardware, the versions, the shape and the median time of each op, then what
+a round draws and judges from its logits: drafts one after the other from rows of the
+draft's vocabulary, those rows on the target's ids, and verification with them.
 """
 
+import os
 import platform
 import statistics
 import sys
@@ -21,7 +24,8 @@ from pallas_kernels.integer_rows import integer_rows, points
 from pallas_kernels.noise import noisy_argmax
 from pallas_kernels.verify import textbook
 from pallas_kernels.verify.api import verify_greedy, verify_rows
-from pallas_kernels.verify.arg_specs import SHAPES, Shape
+from pallas_kernels.verify.arg_specs import DRAFTING, SHAPES, Shape
+from pallas_kernels.verify.bench_round import round_arguments, round_ops
 
 
 def arguments(shape: Shape, seed: int = 0) -> dict[str, jax.Array]:
@@ -118,6 +122,18 @@ def main(names: list[str]) -> None:
         for op_name, (op, fields) in OPS.items():
             took = milliseconds(op, tuple(args[f] for f in fields), repeats=30)
             print(f"  {op_name:32s} {took:8.3f} ms")
+        if name not in DRAFTING:
+            continue
+        drafting = DRAFTING[name]
+        print(
+            f"  of a round, B {drafting.requests}, n {drafting.drafts}, "
+            f"V_draft {drafting.vocab}:"
+        )
+        round_args = round_arguments(shape, drafting)
+        for op_name, op in round_ops(round_args).items():
+            took = milliseconds(op, (round_args,), repeats=30)
+            print(f"  {op_name:32s} {took:8.3f} ms")
+        print(f"  load average {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":
