@@ -24,5 +24,8 @@ from dspark_jax.settings import Buckets as Buckets
 from dspark_jax.settings import Fixed as Fixed
 from dspark_jax.settings import SamplingParams as SamplingParams
 from dspark_jax.spec import Spec as Spec
+from dspark_jax.training.settings import DraftShape as DraftShape
+from dspark_jax.training.settings import TrainConfig as TrainConfig
+from dspark_jax.training.train import train as train
 
 __version__ = "0.1.0"

@@ -26,7 +26,7 @@ class Case(NamedTuple):
 
     name: str
     op: Callable[..., Any]
-    args: tuple[jax.ShapeDtypeStruct, ...]
+    args: tuple[Any, ...]
 
 
 def cases() -> Iterator[Case]:

@@ -17,6 +17,7 @@ SOURCES = sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.py"))
 EXPORTED = (
     "CacheFull",
     "CheckpointError",
+    "DraftShape",
     "Fixed",
     "Model",
     "Piece",
@@ -25,12 +26,14 @@ EXPORTED = (
     "Spec",
     "Stats",
     "TokensOut",
+    "TrainConfig",
     "convert",
     "generate",
     "generate_tokens",
     "load",
     "make_model",
     "stream",
+    "train",
 )
 # Exported as soon as they are written.
 PLANNED = (

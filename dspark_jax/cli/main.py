@@ -12,6 +12,7 @@ from dspark_jax.cli.convert import convert
 from dspark_jax.cli.demo import demo
 from dspark_jax.cli.generate import generate
 from dspark_jax.cli.info import info
+from dspark_jax.cli.train import train
 
 app = typer.Typer(
     help="Lossless speculative decoding with DSpark drafts, in JAX.",
@@ -19,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, bench, demo, info, convert):
+for command in (generate, bench, demo, info, convert, train):
     app.command()(command)
 
 

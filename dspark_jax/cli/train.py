@@ -18,6 +18,13 @@ from dspark_jax.cli.common import (
     use_compile_cache,
     working,
 )
+from dspark_jax.training.train import (
+    curves,
+    export_run,
+    make_trainer,
+    settings_for,
+)
+from dspark_jax.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +73,6 @@ def train(
 ) -> None:
     """Train a draft, or go on with a run."""
     with one_line_errors():
-        # Optax comes with an extra; the other commands do without.
-        from dspark_jax.training.train import (
-            curves,
-            export_run,
-            make_trainer,
-            settings_for,
-        )
-
         config = settings_for(recipe, steps)
         use_compile_cache(compile_cache)
         with working(f"loading {model}"):
@@ -115,7 +114,7 @@ def _progress() -> Progress:
     )
 
 
-def _annotate(trainer: Any) -> None:
+def _annotate(trainer: Trainer) -> None:
     with _progress() as progress:
         wanted = trainer.corpus.everything
         bar = progress.add_task("target passes", total=len(wanted), shown="")
@@ -123,7 +122,7 @@ def _annotate(trainer: Any) -> None:
             progress.advance(bar, count)
 
 
-def _train(trainer: Any, minutes: float | None) -> bool:
+def _train(trainer: Trainer, minutes: float | None) -> bool:
     with _progress() as progress:
         bar = progress.add_task(
             "steps", total=trainer.config.steps, completed=trainer.step, shown=""

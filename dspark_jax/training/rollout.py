@@ -22,6 +22,7 @@ from itertools import takewhile
 import jax.numpy as jnp
 import numpy as np
 
+from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.requests import Variant, pack_requests
 from dspark_jax.decoding.state import RUNNING, STOP
 from dspark_jax.memory import check_memory
@@ -201,7 +202,7 @@ def roll_out(
         requests = dataclasses.replace(
             requests, scale=jnp.asarray(scale_of(heat)), seeds=jnp.asarray(seeds)
         )
-        state, out = programs.round(model.params, state, requests, variant, False)
+        state, out = programs.round(model.params, state, requests, variant, Extras())
         drawn = programs.fetch(out.emitted)[:, 0].tolist()
         for row in at:
             pair = rows[row]

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import metadata
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +96,7 @@ OPS: dict[str, tuple[Callable, tuple[str, ...]]] = {
 }
 
 
-def milliseconds(op: Callable, args: tuple[jax.Array, ...], repeats: int) -> float:
+def milliseconds(op: Callable, args: tuple[Any, ...], repeats: int) -> float:
     """Median time of the compiled op."""
     compiled = jax.jit(op)
     jax.block_until_ready(compiled(*args))
