@@ -8,6 +8,7 @@ vocabulary, `gamma` drafted tokens per round.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 LayerKind = Literal["full", "sliding"]
@@ -183,6 +184,12 @@ class DraftConfig:
     output of layer l and -1 the embedding. `block_size` counts block inputs;
     with `sample_from_anchor` the anchor row predicts too, otherwise row 0 is
     dropped (DSpark paper, section 3; DFlash).
+
+    `confidence_temperatures` are the result of a calibration, one number for each
+    drafted position: the chance that draft k stands is sigmoid(logit_k / T_k). They
+    hold for one sampling temperature, which is kept beside them in `calibrated_at`
+    (0 is greedy). Weights and drafted tokens do not depend on them. A config is a
+    static argument of jit: other temperatures compile programs anew.
     """
 
     backbone: DecoderConfig
@@ -199,6 +206,8 @@ class DraftConfig:
     # False: the target's arrays serve (they are frozen copies in training).
     own_embed: bool = False
     own_head: bool = False
+    confidence_temperatures: tuple[float, ...] | None = None
+    calibrated_at: float | None = None
 
     def __post_init__(self) -> None:
         smallest = 1 if self.sample_from_anchor else 2
@@ -251,6 +260,34 @@ class DraftConfig:
             reduced,
             f"1..{vocab} or None",
         )
+        self._check_calibration()
+
+    def _check_calibration(self) -> None:
+        found, at = self.confidence_temperatures, self.calibrated_at
+        require(
+            (found is None) == (at is None),
+            "calibrated_at",
+            at,
+            "the sampling temperature of the fit where there are "
+            "`confidence_temperatures`, else None",
+        )
+        if found is None or at is None:
+            return
+        require(
+            self.confidence,
+            "confidence_temperatures",
+            found,
+            "None without a confidence head",
+        )
+        require(
+            isinstance(found, tuple)
+            and len(found) == self.gamma
+            and all(_is_finite(t) and t > 0 for t in found),
+            "confidence_temperatures",
+            found,
+            f"None or a tuple of {self.gamma} finite numbers > 0, one a position",
+        )
+        require(_is_finite(at) and at >= 0, "calibrated_at", at, "a finite number >= 0")
 
     @property
     def gamma(self) -> int:
@@ -261,6 +298,12 @@ class DraftConfig:
     def head_rows(self) -> int:
         """Rows of the draft's output head: V, or the reduced vocabulary."""
         return self.draft_vocab_size or self.backbone.vocab_size
+
+
+def _is_finite(x: object) -> bool:
+    if isinstance(x, bool) or not isinstance(x, int | float):
+        return False
+    return math.isfinite(x)
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -288,11 +331,16 @@ def decoder_from_json(data: dict[str, Any]) -> DecoderConfig:
 
 
 def draft_from_json(data: dict[str, Any]) -> DraftConfig:
-    """Inverse of `to_json` for a `DraftConfig`."""
+    """Inverse of `to_json` for a `DraftConfig`.
+
+    Files from before drafts were calibrated lack those fields; None then.
+    """
+    temperatures = data.get("confidence_temperatures")
     return DraftConfig(
         **{
             **data,
             "backbone": decoder_from_json(data["backbone"]),
             "target_layer_ids": tuple(data["target_layer_ids"]),
+            "confidence_temperatures": temperatures and tuple(temperatures),
         }
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib.metadata
+import json
 import logging
 import math
 import os
@@ -31,6 +32,7 @@ from orbax.checkpoint import v1 as ocp
 from dspark_jax.checkpoint.hf_config import Kind
 from dspark_jax.checkpoint.names import Path as LeafPath
 from dspark_jax.checkpoint.names import Shapes, declared_shapes
+from dspark_jax.checkpoint.replacing import replace_text
 from dspark_jax.checkpoint.tensors import pieces
 from dspark_jax.config import (
     DecoderConfig,
@@ -47,6 +49,8 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 MARKER = "orbax.checkpoint"
 TOKENIZER = "tokenizer"
+# Orbax's own name for the file with `custom_metadata` in it.
+CUSTOM_METADATA = "_CHECKPOINT_METADATA"
 # A directory under construction: DST.partial-<process id>.
 UNFINISHED = re.compile(r"\.partial-\d+$")
 
@@ -233,6 +237,46 @@ def read_header(path: str | Path, *, unfinished: bool = False) -> Header:
         raise CheckpointError(f"{path} has damaged metadata: {error!r}") from error
     _compare(path, declared_shapes(config), header.shapes)
     return header
+
+
+def rewrite_config(path: str | Path, config: DecoderConfig | DraftConfig) -> None:
+    """Puts another config into a stored checkpoint; its parameters stay.
+
+    Orbax has no call for this, so the one file that holds custom metadata is
+    replaced, in one step: a reader sees the old config or the new one. What Orbax
+    then reads is compared, and the old file is put back if it is not `config`.
+
+    Args:
+      path: the directory.
+      config: declares the parameters that are stored.
+
+    Raises:
+      CheckpointError: not one of ours, or metadata that this Orbax keeps in
+        another way.
+      ValueError: a config with other parameters.
+    """
+    path = Path(path).resolve()
+    header, file = read_header(path), path / CUSTOM_METADATA
+    declared = declared_shapes(config)
+    if type(config) is not type(header.config) or declared != header.shapes:
+        raise ValueError(f"`config` declares other parameters than {path} holds")
+    try:
+        old = file.read_text(encoding="utf-8")
+        data = json.loads(old)
+        data["custom_metadata"]["config"] = to_json(config)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unknown_metadata(path) from error
+    replace_text(file, json.dumps(data))
+    if read_header(path).config != config:
+        replace_text(file, old)
+        raise _unknown_metadata(path)
+
+
+def _unknown_metadata(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} does not keep its custom metadata in {CUSTOM_METADATA} as JSON; "
+        "convert the checkpoint that it was made from with this version of Orbax"
+    )
 
 
 def load(path: str | Path, abstract: Tree) -> Tree:
