@@ -2,6 +2,8 @@
 
 The shipped drafts lie like this: parameter names are our paths joined by dots,
 layers stacked, and the tables that a draft shares with its target are left out.
+Matrices may be stored as 8-bit integers (`int8_rows`), with their scales under
+`NAME:scale`.
 """
 
 from __future__ import annotations
@@ -10,18 +12,23 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file, save
 
+from dspark_jax.checkpoint import int8_rows
 from dspark_jax.checkpoint.replacing import replace_text
 from dspark_jax.config import DraftConfig, draft_from_json, to_json
 from dspark_jax.errors import CheckpointError
 from dspark_jax.models.draft.backbone import abstract_draft_params
 from dspark_jax.models.params import Tree, check_tree, flatten, unflatten
 
-FORMAT, VERSION = "dspark-jax-draft", 1
+FORMAT = "dspark-jax-draft"
+# Versions: 2 has 8-bit matrices.
+PLAIN, INT8 = 1, 2
+SCALE = ":scale"
 
 
 def is_native(folder: str | Path) -> bool:
@@ -41,7 +48,7 @@ def read_native(folder: str | Path) -> tuple[DraftConfig, Tree]:
     """
     folder = Path(folder)
     config = read_native_config(folder)
-    flat = load_file(folder / "model.safetensors")
+    flat = _whole(load_file(folder / "model.safetensors"), config.backbone.dtype)
     params = unflatten({tuple(name.split(".")): x for name, x in flat.items()})
     try:
         check_tree(params, abstract_draft_params(config), "draft")
@@ -57,23 +64,19 @@ def read_native_config(folder: str | Path) -> DraftConfig:
     Raises:
       CheckpointError: another version.
     """
-    folder = Path(folder)
-    header = json.loads((folder / "config.json").read_text())
-    if header.get("version") != VERSION:
-        raise CheckpointError(
-            f"{folder} has draft format version {header.get('version')!r}; this "
-            f"library reads {VERSION}"
-        )
-    return draft_from_json(header["draft"])
+    return draft_from_json(_read_header(Path(folder))["draft"])
 
 
-def write_native(folder: str | Path, config: DraftConfig, params: Tree) -> None:
+def write_native(
+    folder: str | Path, config: DraftConfig, params: Tree, *, int8: bool = False
+) -> None:
     """Writes a draft folder; files appear whole or not at all.
 
     Args:
       folder: made if needed; other files in it stay.
       config: the draft.
       params: stacked parameters.
+      int8: store matrices as 8-bit integers. They are used in the config's dtype.
     """
     check_tree(params, abstract_draft_params(config), "draft")
     folder = Path(folder)
@@ -81,8 +84,9 @@ def write_native(folder: str | Path, config: DraftConfig, params: Tree) -> None:
     staging.mkdir(parents=True)
     try:
         flat = {".".join(p): np.asarray(x) for p, x in flatten(params).items()}
-        (staging / "model.safetensors").write_bytes(save(flat))
-        (staging / "config.json").write_text(_header(config))
+        stored = _in_bytes(flat) if int8 else flat
+        (staging / "model.safetensors").write_bytes(save(stored))
+        (staging / "config.json").write_text(_header(config, INT8 if int8 else PLAIN))
         folder.mkdir(parents=True, exist_ok=True)
         # The config names the layout, so it comes last.
         for name in ("model.safetensors", "config.json"):
@@ -101,9 +105,43 @@ def rewrite_native_config(folder: str | Path, config: DraftConfig) -> None:
     before = flatten(abstract_draft_params(read_native_config(folder)))
     if flatten(abstract_draft_params(config)) != before:
         raise ValueError(f"`config` declares other parameters than {folder} holds")
-    replace_text(folder / "config.json", _header(config))
+    version = _read_header(folder)["version"]
+    replace_text(folder / "config.json", _header(config, version))
 
 
-def _header(config: DraftConfig) -> str:
-    header = {"format": FORMAT, "version": VERSION, "draft": to_json(config)}
+def _read_header(folder: Path) -> dict[str, Any]:
+    header = json.loads((folder / "config.json").read_text())
+    if header.get("version") not in (PLAIN, INT8):
+        raise CheckpointError(
+            f"{folder} has draft format version {header.get('version')!r}; this "
+            f"library reads {PLAIN} and {INT8}"
+        )
+    return header
+
+
+def _header(config: DraftConfig, version: int) -> str:
+    header = {"format": FORMAT, "version": version, "draft": to_json(config)}
     return json.dumps(header, indent=2, sort_keys=True) + "\n"
+
+
+def _in_bytes(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Matrices as 8-bit integers beside their scales, the rest as it is."""
+    out: dict[str, np.ndarray] = {}
+    for name, x in flat.items():
+        axes = 3 if name.startswith("layers.") else 2
+        if x.ndim < axes or x.shape[-2] == 1:
+            out[name] = x
+        else:
+            out[name], out[name + SCALE] = int8_rows.quantise(x)
+    return out
+
+
+def _whole(stored: dict[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
+    """Tensors as they are used: 8-bit ones in `dtype`."""
+    return {
+        name: int8_rows.dequantise(x, stored[name + SCALE]).astype(jnp.dtype(dtype))
+        if name + SCALE in stored
+        else x
+        for name, x in stored.items()
+        if not name.endswith(SCALE)
+    }

@@ -59,6 +59,9 @@ def train(
     export: Annotated[
         bool, typer.Option("--export", help="Write the draft before it is done, too.")
     ] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Store the draft in 8-bit integers.")
+    ] = False,
     data_parallel: Annotated[
         int, typer.Option(help="Devices a batch is split over.")
     ] = 1,
@@ -94,7 +97,7 @@ def train(
         typer.echo(f"{trainer.step} of {config.steps} steps done")
         if out is not None and (complete or export):
             line = trainer.measure()
-            export_run(trainer, out, line["held_out"], model)
+            export_run(trainer, out, line["held_out"], model, int8=int8)
             typer.echo(f"draft written to {out}")
         if plot is not None:
             curves(run, plot)

@@ -21,7 +21,8 @@ def model_card(
     Args:
       draft: the draft.
       config: the run's settings.
-      facts: target, machine, versions, sequences, answer_tokens, coverage.
+      facts: target, machine, versions, sequences, answer_tokens, coverage, bytes,
+        stored.
       figures: of the exported weights, `HeldOut.to_json`.
       lines: the run's metrics.
     """
@@ -53,6 +54,7 @@ def model_card(
             f"| vocabulary | {draft.head_rows} ids, which cover "
             f"{facts['coverage']:.1%} of the held-out tokens the target wrote |",
             f"| mask token | id {draft.mask_token_id} |",
+            f"| stored as | {facts['stored']}, {facts['bytes'] / 1e6:.1f} MB |",
             "",
             "Embedding and output head are the target's and are not stored.",
             "",

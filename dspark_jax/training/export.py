@@ -13,7 +13,12 @@ from dspark_jax.models.params import Tree, flatten, unflatten
 
 
 def export_draft(
-    folder: str | Path, config: DraftConfig, params: Tree, frozen: Tree
+    folder: str | Path,
+    config: DraftConfig,
+    params: Tree,
+    frozen: Tree,
+    *,
+    int8: bool = False,
 ) -> None:
     """Writes a draft folder; its files appear whole or not at all.
 
@@ -23,6 +28,7 @@ def export_draft(
       params: float32 trained weights.
       frozen: `scale` float32[m * H], which training divides the features by and which
         goes into `fc` here, and `d2t` with a reduced vocabulary.
+      int8: store matrices as 8-bit integers with a scale a row.
     """
     flat = {path: np.asarray(x) for path, x in flatten(jax.device_get(params)).items()}
     scale = np.asarray(frozen["scale"])[None]
@@ -31,4 +37,4 @@ def export_draft(
     flat = {path: leaf.astype(dtype) for path, leaf in flat.items()}
     if "d2t" in frozen:
         flat[("d2t",)] = np.asarray(frozen["d2t"], np.int32)
-    write_native(folder, config, unflatten(flat))
+    write_native(folder, config, unflatten(flat), int8=int8)

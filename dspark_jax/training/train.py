@@ -116,11 +116,24 @@ def make_trainer(
 
 
 def export_run(
-    trainer: Trainer, out: str | Path, figures: dict[str, Any], target: str
+    trainer: Trainer,
+    out: str | Path,
+    figures: dict[str, Any],
+    target: str,
+    *,
+    int8: bool = False,
 ) -> None:
-    """Writes the draft of a run, and a model card beside it."""
+    """Writes the draft of a run, and a model card beside it.
+
+    Args:
+      trainer: the run.
+      out: folder of the draft.
+      figures: of `Trainer.measure`.
+      target: name of the target, for the card.
+      int8: store matrices as 8-bit integers, in half the room.
+    """
     out = Path(out)
-    export_draft(out, trainer.draft, trainer.state.exported, trainer.frozen)
+    export_draft(out, trainer.draft, trainer.state.exported, trainer.frozen, int8=int8)
     facts = {
         "target": target,
         "machine": hardware(),
@@ -129,6 +142,8 @@ def export_run(
         "answer_tokens": int(trainer.corpus.mask[trainer.corpus.trained].sum()),
         "coverage": trainer.corpus.coverage(),
     }
+    facts["bytes"] = (out / "model.safetensors").stat().st_size
+    facts["stored"] = "8-bit integers, a scale a row" if int8 else trainer.target.dtype
     lines = list(trainer.files.metrics())
     card = model_card(trainer.draft, trainer.config, facts, figures, lines)
     part = out / "README.md.partial"
