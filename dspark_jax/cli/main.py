@@ -9,6 +9,7 @@ import typer
 from dspark_jax import __version__
 from dspark_jax.cli.bench import bench
 from dspark_jax.cli.convert import convert
+from dspark_jax.cli.data import data
 from dspark_jax.cli.demo import demo
 from dspark_jax.cli.generate import generate
 from dspark_jax.cli.info import info
@@ -20,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, bench, demo, info, convert, train):
+for command in (generate, bench, demo, info, convert, data, train):
     app.command()(command)
 
 

@@ -354,3 +354,12 @@ def test_the_settings_file_is_whole(model, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         generate_data(model, PROMPTS, tmp_path, _config())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_logger_tells_of_shards_and_of_prompts_left_out(model, tmp_path, caplog):
+    caplog.set_level("INFO", "dspark_jax.training")
+    generate_data(model, ["x" * 200, "ab"], tmp_path, _config(sequences=7))
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "1 of 2 prompts have more than 49 tokens and are left out"
+    assert lines[1].startswith("part-00000.npz: 6 of 7 sequences, ")
+    assert lines[2].startswith("part-00001.npz: 7 of 7 sequences, ")
