@@ -120,7 +120,7 @@ def _progress(console: Console) -> Iterator[Callable[[int, int], None] | None]:
             # Compiling is over when the first round is: time counts from there.
             began[:] = began or [time.perf_counter(), done]
             seconds = time.perf_counter() - began[0]
-            speed = f"{(done - began[1]) / seconds:.0f} tokens/s" if seconds else ""
+            speed = f"{(done - began[1]) / seconds:.0f} positions/s" if seconds else ""
             bars.update(
                 task, description="writing", completed=done, total=total, speed=speed
             )

@@ -1,10 +1,13 @@
 """`data`: a folder of text, by the tiny target on disk."""
 
+import io
 import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from dspark_jax.cli.data import _progress
 from dspark_jax.training.sequences import read_sequences
 
 SMALL = ("--length", 96, "--batch", 2, "--sequences", 3, "--shard", 2)
@@ -54,3 +57,15 @@ def test_errors_are_one_line_before_a_model_is_read(run, prompts, tmp_path):
         assert done.stdout == "" and done.stderr.count("\n") == 1
         assert message in done.stderr
     assert not (tmp_path / "d").exists()
+
+
+def test_a_terminal_has_a_bar():
+    shown = io.StringIO()
+    with _progress(Console(file=shown, force_terminal=True, width=90)) as report:
+        assert report is not None
+        for done in (40, 90, 160):
+            report(done, 160)
+    last = shown.getvalue().splitlines()[-1]
+    assert "writing" in last and "100%" in last and "positions/s" in last
+    with _progress(Console(file=shown)) as report:
+        assert report is None

@@ -16,6 +16,7 @@ from dspark_jax.text import render_chat
 from dspark_jax.training import generate_data as module
 from dspark_jax.training.data_plan import DataConfig, Plan, parse_temperatures, spread
 from dspark_jax.training.generate_data import generate_data
+from dspark_jax.training.rollout import Job, Written, roll_out
 from dspark_jax.training.sequences import ANSWER, FORCED, PADDING, QUESTION
 from dspark_jax.training.sequences import read_sequences as read
 from dspark_jax.training.turns import invented_turns
@@ -138,6 +139,9 @@ def test_another_seed_is_another_text(model, written, tmp_path):
     for row in np.flatnonzero(given):
         end = int((text.role[row] == ANSWER).argmax()) + 1
         assert (text.tokens[row, :end] == other.tokens[row, :end]).all()
+    # Questions are drawn at temperature 1, those of greedy answers too.
+    invented = (text.temperature == 0) & (text.prompt < 0)
+    assert invented.any() and not same[invented].any()
 
 
 def _turns(role: np.ndarray) -> list[tuple[int, int, int]]:
@@ -181,6 +185,37 @@ def test_roles_say_who_wrote_what(model, written):
     assert {(FORCED, False), (QUESTION, False), (ANSWER, False)} <= seen
 
 
+def test_no_more_answers_than_asked_for(model, tmp_path):
+    generate_data(model, PROMPTS, tmp_path, _config(invent=0.45, answers=2))
+    counts = [
+        sum(role == ANSWER for role, _, _ in _turns(row)) for row in read(tmp_path).role
+    ]
+    assert max(counts) == 2
+
+
+def test_a_row_goes_on_behind_tokens_that_it_has_fed(model):
+    # The last token of a sequence was never fed: the next one may not skip it.
+    def job(opening: list[int]) -> Job:
+        return Job(tuple(opening), False, 1.0, np.array([3, 4], np.uint32), 0)
+
+    def run(jobs: list[Job]) -> list[list[int]]:
+        done = roll_out(
+            model, jobs, batch=4, length=LENGTH, variant="sampled", answers=1
+        )
+        return [one.tokens for _, one in sorted(done, key=lambda pair: pair[0])]
+
+    first = run([job([97, 98])])[0]
+    assert len(first) < LENGTH - 10
+    later = job([*first, 99])
+    assert run([*[job([97, 98])] * 4, *[later] * 4])[4:] == run([later] * 4)
+    one = Written(later, LENGTH, (), None, None)
+    one.skip(first[:-1])
+    assert one.cursor == len(first) - 1
+    one.skip([*first, 99, 5])
+    # The last known token is fed in any case.
+    assert one.cursor == len(first)
+
+
 def test_one_answer_ends_with_its_stop_token(model, tmp_path):
     report = generate_data(model, PROMPTS, tmp_path, _config())
     text = read(tmp_path)
@@ -203,6 +238,7 @@ def test_one_answer_ends_with_its_stop_token(model, tmp_path):
     assert 0 < report.padding_share < 1
 
 
+@pytest.mark.slow
 def test_answers_equal_those_of_generate(model, tmp_path):
     # Prompts in one go instead of token by token, and another cache.
     config = _config(sequences=5)
