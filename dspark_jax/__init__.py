@@ -11,6 +11,7 @@ from dspark_jax.decoding.generate_tokens import generate_tokens as generate_toke
 from dspark_jax.decoding.requests import pack_requests as pack_requests
 from dspark_jax.errors import CacheFull as CacheFull
 from dspark_jax.errors import CheckpointError as CheckpointError
+from dspark_jax.evaluation.evaluate import evaluate as evaluate
 from dspark_jax.generate import generate as generate
 from dspark_jax.generate import stream as stream
 from dspark_jax.model import Model as Model

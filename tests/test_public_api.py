@@ -22,12 +22,14 @@ EXPORTED = (
     "Model",
     "Piece",
     "Result",
+    "RoundLog",
     "SamplingParams",
     "Spec",
     "Stats",
     "TokensOut",
     "TrainConfig",
     "convert",
+    "evaluate",
     "generate",
     "generate_tokens",
     "load",
@@ -151,7 +153,17 @@ def with_examples() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", with_examples())
+# Its programs are compiled for nothing else.
+SLOW_EXAMPLES = ("dspark_jax.evaluation.evaluate",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW_EXAMPLES else ())
+        for name in with_examples()
+    ],
+)
 def test_examples_run(name, monkeypatch):
     # One model, and with it one compile table, for all examples.
     model = functools.cache(dspark_jax.testing.tiny_model)
@@ -163,7 +175,15 @@ def test_examples_run(name, monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    ["SamplingParams", "generate", "stream", "generate_tokens", "load", "convert"],
+    [
+        "SamplingParams",
+        "convert",
+        "evaluate",
+        "generate",
+        "generate_tokens",
+        "load",
+        "stream",
+    ],
 )
 def test_public_functions_have_an_example(name):
     assert ">>> " in (getattr(dspark_jax, name).__doc__ or "")

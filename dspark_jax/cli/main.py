@@ -11,6 +11,7 @@ from dspark_jax.cli.bench import bench
 from dspark_jax.cli.convert import convert
 from dspark_jax.cli.data import data
 from dspark_jax.cli.demo import demo
+from dspark_jax.cli.eval import evaluate_draft
 from dspark_jax.cli.generate import generate
 from dspark_jax.cli.info import info
 from dspark_jax.cli.train import train
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 for command in (generate, bench, demo, info, convert, data, train):
     app.command()(command)
+app.command("eval")(evaluate_draft)
 
 
 def _print_version(wanted: bool) -> None:

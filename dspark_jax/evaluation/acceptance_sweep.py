@@ -41,6 +41,12 @@ class SweepPoint:
         return without_nan(dataclasses.asdict(self))
 
 
+def chance_of(logits: np.ndarray) -> np.ndarray:
+    """sigmoid in float64; NaN stays."""
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
+
+
 def lengths_under(confidence: np.ndarray, threshold: float) -> np.ndarray:
     """int64[R]: drafts before the first with sigmoid(logit) < threshold, strictly.
 
@@ -49,8 +55,7 @@ def lengths_under(confidence: np.ndarray, threshold: float) -> np.ndarray:
       threshold: in [0, 1].
     """
     require(0 <= threshold <= 1, "threshold", threshold, "[0, 1]")
-    with np.errstate(over="ignore"):
-        chance = 1 / (1 + np.exp(-np.asarray(confidence, np.float64)))
+    chance = chance_of(confidence)
     cut = np.isnan(chance) | (chance < threshold)
     return np.where(cut.any(1), cut.argmax(1), cut.shape[1]).astype(np.int64)
 
