@@ -1,6 +1,5 @@
 """`evaluate`: what it counts, and that a run can be repeated."""
 
-import dataclasses
 import json
 import math
 
@@ -13,7 +12,7 @@ from dspark_jax.evaluation.evaluate import _groups
 from dspark_jax.testing import tiny_config, tiny_draft_config, tiny_model
 from tests.decoding.scripts import byte_model
 
-PROMPTS = {"letters": ["ab", "hello", "qq"], "digits": ["12", "3"]}
+PROMPTS = {"letters": ["ab", "hello", "qq"], "digits": ["12", "3", "456"]}
 
 
 def test_groups_share_a_size():
@@ -52,15 +51,16 @@ def test_arguments_are_checked_before_anything_is_decoded():
 def test_figures_are_those_of_the_logs():
     model = tiny_model(target=tiny_config(layers=1), draft=tiny_draft_config(
         tiny_config(layers=1), gamma=2))  # fmt: skip
-    options = dict(max_new_tokens=12, chat=False, batch=3, temperatures=[0.0, 6.0])
+    options = dict(max_new_tokens=12, chat=False, batch=4, temperatures=[0.0, 6.0])
     found = dspark.evaluate(model, PROMPTS, **options)
     assert [one.temperature for one in found.temperatures] == [0.0, 6.0]
     for one in found.temperatures:
         assert list(one.domains) == list(PROMPTS)
         logs = [log for runs in one.logs.values() for run in runs for log in run]
-        assert one.overall.acceptance == acceptance(rounds_of(logs))
-        assert one.overall.prompts == 5 and one.overall.tokens == 5 * 12
-        assert one.domains["digits"].prompts == len(one.logs["digits"]) == 2
+        hand = acceptance(rounds_of(logs)).to_json()
+        assert one.overall.acceptance.to_json() == hand
+        assert one.overall.prompts == 6 and one.overall.tokens == 6 * 12
+        assert one.domains["digits"].prompts == len(one.logs["digits"]) == 3
         for domain, runs in one.logs.items():
             for prompt, run in zip(PROMPTS[domain], runs, strict=True):
                 # Rounds that the limit could cut are left out.
@@ -71,8 +71,8 @@ def test_figures_are_those_of_the_logs():
         # Predicted survival by hand, in another order of sums.
         logits = np.asarray([log.confidence for log in logs])
         chances = 1 / (1 + np.exp(-logits.astype(np.float64)))
-        hand = (chances[:, 0].mean(), (chances[:, 0] * chances[:, 1]).mean())
-        assert one.overall.predicted == pytest.approx(hand)
+        both = (chances[:, 0].mean(), (chances[:, 0] * chances[:, 1]).mean())
+        assert one.overall.predicted == pytest.approx(both)
         assert one.overall.sweep[0].accepted_length == (
             one.overall.acceptance.accepted_length
         )
@@ -84,7 +84,6 @@ def test_figures_are_those_of_the_logs():
     json.dumps(found.to_json(), allow_nan=False)
 
     again = dspark.evaluate(model, PROMPTS, **options)
-    assert again == dataclasses.replace(found, temperatures=again.temperatures)
     assert again.to_json() == found.to_json()
     other = dspark.evaluate(model, PROMPTS, **options, seed=100)
     assert other.temperatures[0].to_json() == found.temperatures[0].to_json()
@@ -102,5 +101,6 @@ def test_a_perfect_draft_is_always_accepted():
         )
         assert figures.acceptance.conditional == (1.0, 1.0, 1.0)
         assert figures.acceptance.verify_rate == 1.0
-    assert figures.acceptance.overlap == (1.0, 1.0, 1.0)
-    assert figures.acceptance.expected_length == 4
+    # Target and draft compute the same logits, up to their last bits.
+    assert figures.acceptance.overlap == pytest.approx((1.0, 1.0, 1.0), abs=1e-5)
+    assert figures.acceptance.expected_length == pytest.approx(4, abs=1e-4)
