@@ -107,7 +107,7 @@ def prompt_of(record: Mapping[str, Any], where: str = "the record") -> Prompt:
     name = next((field for field in FIELDS if record.get(field)), None)
     if name is None:
         raise ValueError(
-            f"{where} has the fields {', '.join(sorted(record)) or 'of nothing'}; "
+            f"{where} has the fields {', '.join(sorted(record)) or '(none)'}; "
             f"understood are {', '.join(FIELDS)}, the first that is there and not empty"
         )
     value = record[name]
