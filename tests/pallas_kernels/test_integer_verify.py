@@ -177,6 +177,13 @@ def test_a_draft_that_was_not_drawn_falls_and_p_is_drawn():
         token = np.asarray(rows.token).reshape(-1, total)
         law = np.stack([(token == t).sum(1) for t in range(3)], 1)
         np.testing.assert_array_equal(law, SIXTHS)
+    # All of q is token 0, but no point lies in front of it.
+    rows = reference.verify_rows(
+        jnp.asarray(p), jnp.asarray(q), jnp.zeros(len(p), jnp.int32), -1 - offset,
+        verify, offset, total=total,
+    )  # fmt: skip
+    assert not np.asarray(rows.accept).any()
+    np.testing.assert_array_equal(rows.token, (p > 0).argmax(1))
 
 
 def test_fresh_rows_draw_from_p_by_their_own_point():
