@@ -9,6 +9,7 @@ import pallas_kernels as pk
 
 argmax_ids = jax.jit(pk.argmax_ids)
 draw = jax.jit(pk.draw)
+filtered_logits = jax.jit(pk.filtered_logits)
 filtered_rows = jax.jit(pk.filtered_rows)
 integer_rows = jax.jit(pk.integer_rows)
 verify_rows = jax.jit(pk.verify_rows)
@@ -138,6 +139,20 @@ def test_filters_off_equal_plain_rows(rng):
         given = settings(6, temperature=temperature, top_k=999)
         plain = integer_rows(logits, given["scale"])
         np.testing.assert_array_equal(filtered_rows(logits, **given), plain)
+        # Tokens of weight zero stay as well: noise can lift them.
+        np.testing.assert_array_equal(filtered_logits(logits, **given), logits)
+
+
+def test_bfloat16_is_filtered_by_its_own_values(rng):
+    logits = jnp.asarray(rng.normal(size=(6, 999)) * 3, jnp.bfloat16)
+    given = settings(
+        6, top_p=0.8, top_k=[3, 50, 0, 0, 7, 1], min_p=[0, 0, 0, 0.1, 0, 0]
+    )
+    cut = filtered_logits(logits, **given)
+    assert cut.dtype == jnp.bfloat16
+    wide = filtered_logits(logits.astype(jnp.float32), **given)
+    np.testing.assert_array_equal(cut.astype(jnp.float32), wide)
+    assert 1 < np.isfinite(wide).sum() < wide.size
 
 
 def test_temperature_zero_is_the_lowest_argmax_whatever_the_filters(rng):
@@ -173,8 +188,9 @@ def test_a_token_right_at_min_p_stays(rng):
 
 
 def test_signed_zeros_are_one_tie():
-    probs = filtered([-0.0, 0.0, -0.0, -1.0], top_k=2)
-    np.testing.assert_array_equal(probs, [[0.5, 0.5, 0, 0]])
+    for zeros in ([-0.0, -0.0, 0.0], [-0.0, 0.0, -0.0], [0.0, -0.0, 0.0]):
+        probs = filtered([*zeros, -1.0], top_k=2)
+        np.testing.assert_array_equal(probs, [[0.5, 0.5, 0, 0]])
 
 
 def test_fr04_top_p_is_measured_on_the_whole_row(rng):
