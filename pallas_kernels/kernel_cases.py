@@ -21,7 +21,7 @@ class Case(NamedTuple):
 
     name: what is compiled.
     op: a function of arrays.
-    args: their shapes and dtypes.
+    args: their shapes and dtypes, or trees of them.
     """
 
     name: str

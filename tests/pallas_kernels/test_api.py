@@ -85,9 +85,9 @@ def test_the_penalty_is_that_of_the_engine():
     args = row, row, none, none, one, none
     got = verify_rows(*args, mode="penalised", words=words)
     np.testing.assert_allclose(1 - got.accept_prob, 4.99988e-5, atol=1e-7)
-    small = jnp.full((1, 2), 3, jnp.int32)
-    got = verify_rows(small, small, *args[2:], mode="penalised", words=words, total=6)
-    np.testing.assert_array_equal(got.accept_prob, 1)
+    p, q = jnp.asarray([[3, 3]], jnp.int32), jnp.asarray([[2, 4]], jnp.int32)
+    got = verify_rows(p, q, *args[2:], mode="penalised", words=words, total=6)
+    np.testing.assert_allclose(got.accept_prob, 5 / 6, rtol=1e-6)
 
 
 def test_rows_and_words_are_checked():

@@ -299,7 +299,8 @@ def test_fr35_unusable_rows_give_minus_one():
     rows[1, 3], rows[2, 4] = -np.float32(np.nan), np.inf
     logits = jnp.asarray(rows)
     np.testing.assert_array_equal(argmax_ids(logits), [-1, -1, -1, 0])
-    for given in ({}, dict(temperature=0.0), dict(top_k=2, top_p=0.5, min_p=0.1)):
+    every = dict(top_k=2, top_p=0.5, min_p=0.1)
+    for given in ({}, dict(temperature=0.0), dict(top_k=2), every):
         probs = filtered(logits, **given)
         np.testing.assert_array_equal(probs[:3], 0)
         assert probs[3].sum() == 1
