@@ -89,6 +89,11 @@ def test_residual_golden(golden):
         close(acceptance(q, p, ids), "accept_probability")
 
 
+def test_the_proxy_of_weights_above_one_is_zero():
+    weights = jnp.asarray([[2**31, 512]], jnp.uint32)
+    np.testing.assert_array_equal(engine.acceptance_proxy(weights), 0)
+
+
 def test_configured_penalty(golden):
     data = golden("one_position_exact")["configured_penalty"]
     assert data["penalty"] == engine.PENALTY
