@@ -204,7 +204,10 @@ def compile_cases(arch: str, folder: Path, only: str) -> list[dict[str, Any]]:
             for ptx in sorted(folder.glob("*.ptx")):
                 # XLA's own are none of ours to judge.
                 if OURS.search(ptx.read_text(errors="replace")):
-                    result["kernels"].append(resources(ptx, ptxas))
+                    kernel = resources(ptx, ptxas)
+                    # A program may hold a kernel once for every branch.
+                    if kernel not in result["kernels"]:
+                        result["kernels"].append(kernel)
         except Exception as error:  # Every case is reported, whatever broke.
             result["error"] = f"{type(error).__name__}: {error}"
         result["seconds"] = time.perf_counter() - start
