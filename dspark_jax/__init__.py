@@ -1,6 +1,8 @@
 """Lossless speculative decoding with DSpark drafts, in JAX."""
 
 from dspark_jax import testing as testing
+from dspark_jax.calibrate import Calibration as Calibration
+from dspark_jax.calibrate import calibrate as calibrate
 from dspark_jax.checkpoint.convert import convert as convert
 from dspark_jax.config import AttentionConfig as AttentionConfig
 from dspark_jax.config import DecoderConfig as DecoderConfig

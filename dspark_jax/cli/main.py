@@ -8,6 +8,7 @@ import typer
 
 from dspark_jax import __version__
 from dspark_jax.cli.bench import bench
+from dspark_jax.cli.calibrate import calibrate
 from dspark_jax.cli.convert import convert
 from dspark_jax.cli.data import data
 from dspark_jax.cli.demo import demo
@@ -22,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, bench, demo, info, convert, data, train):
+for command in (generate, bench, demo, info, convert, data, train, calibrate):
     app.command()(command)
 app.command("eval")(evaluate_draft)
 

@@ -19,7 +19,10 @@ from dspark_jax.scheduling.online_calibration import start_online as start_onlin
 from dspark_jax.scheduling.reliability import Reliability as Reliability
 from dspark_jax.scheduling.reliability import auroc as auroc
 from dspark_jax.scheduling.reliability import brier as brier
+from dspark_jax.scheduling.reliability import calibration_noise as calibration_noise
 from dspark_jax.scheduling.reliability import (
     expected_calibration_error as expected_calibration_error,
 )
 from dspark_jax.scheduling.reliability import reliability as reliability
+from dspark_jax.scheduling.rounds import Rounds as Rounds
+from dspark_jax.scheduling.rounds import gather as gather

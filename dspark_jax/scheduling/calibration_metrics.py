@@ -12,10 +12,11 @@ from dspark_jax.scheduling.reliability import (
     BINS,
     auroc,
     brier,
+    calibration_noise,
     expected_calibration_error,
 )
 
-FIELDS = ("ece", "auc", "brier", "prediction", "label")
+FIELDS = ("ece", "auc", "brier", "prediction", "label", "noise")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,6 +30,8 @@ class Metrics:
       brier: float64[N].
       prediction: float64[N]. Mean predicted survival.
       label: float64[N]. Mean survival.
+      noise: float64[N]. The calibration error to expect of right predictions, from
+        the number of rounds alone.
     """
 
     count: np.ndarray
@@ -37,6 +40,7 @@ class Metrics:
     brier: np.ndarray
     prediction: np.ndarray
     label: np.ndarray
+    noise: np.ndarray
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready, with `overall`; None stands for NaN."""
@@ -73,6 +77,7 @@ def metrics(
         columns["ece"].append(expected_calibration_error(pred, label, bins))
         columns["auc"].append(auroc(pred, label))
         columns["brier"].append(brier(pred, label))
+        columns["noise"].append(calibration_noise(pred, bins))
         for name, x in (("prediction", pred), ("label", label)):
             mean = float(np.mean(x, dtype=np.float64)) if x.size else float("nan")
             columns[name].append(mean)

@@ -89,6 +89,24 @@ def expected_calibration_error(
     return float(np.nansum(found.count * gap) / total)
 
 
+def calibration_noise(pred: np.ndarray, bins: int = BINS) -> float:
+    """The calibration error that chance alone gives: of right predictions, on average.
+
+    With right predictions a bin's sum of 0/1 labels is normal around the sum of its
+    predictions, with variance sum p (1 - p); its distance from there is
+    sqrt(2/pi) standard deviations on average. An error near this says nothing.
+
+    Args:
+      pred: float[S].
+      bins: B.
+    """
+    pred, _, _ = _checked(pred, pred, None)
+    if not pred.size:
+        return float("nan")
+    variance = np.bincount(_index(pred, bins), pred * (1 - pred), bins)
+    return float(np.sqrt(2 / np.pi * variance).sum() / pred.size)
+
+
 def brier(pred: np.ndarray, label: np.ndarray) -> float:
     """Mean squared distance of prediction and label; NaN without an entry."""
     pred, label, _ = _checked(pred, label, None)

@@ -10,6 +10,7 @@ from dspark_jax.scheduling import (
     auroc,
     brier,
     calibrated,
+    calibration_noise,
     default_grid,
     expected_calibration_error,
     fit_sts,
@@ -19,7 +20,6 @@ from dspark_jax.scheduling import (
     summary,
     survival,
 )
-from dspark_jax.scheduling.calibration_metrics import FIELDS
 
 close = partial(np.testing.assert_allclose, rtol=0, atol=1e-12)
 
@@ -71,7 +71,8 @@ def test_metrics_of_raw_confidences(sts):
     close(found.brier, sts["brier_raw"])
     close(found.prediction, sts["pred_mean_raw"])
     close(found.label, sts["target_mean"])
-    close([summary(found)[name] for name in FIELDS], sts["summary_raw"])
+    names = ("ece", "auc", "brier", "prediction", "label")
+    close([summary(found)[name] for name in names], sts["summary_raw"])
     # Control: 15 bins are not 20.
     other = metrics(survival(sts["logits"]), sts["prefix_mask"], 15)
     assert np.abs(other.ece - sts["ece_raw_20"]).max() > 1e-3
@@ -165,6 +166,17 @@ def test_auroc_counts_ties_within_a_bin_as_half():
 def test_brier_and_empty_input():
     assert brier([0.5, 1.0], [1, 0]) == 0.625
     assert np.isnan(brier([], [])) and np.isnan(expected_calibration_error([], []))
+
+
+def test_noise_is_the_error_of_right_predictions(rng):
+    pred = rng.random(500)
+    errors = [
+        expected_calibration_error(pred, rng.random(500) < pred) for _ in range(400)
+    ]
+    assert calibration_noise(pred) == pytest.approx(np.mean(errors), rel=0.05)
+    # Control: predictions that are wrong have an error above it.
+    wrong = expected_calibration_error(pred, rng.random(500) < pred**2)
+    assert wrong > 3 * calibration_noise(pred)
 
 
 def test_summary_weighs_positions_and_skips_nan():

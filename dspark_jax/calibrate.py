@@ -1,0 +1,249 @@
+"""Calibration of a draft's confidences on prompts: decode, fit, measure."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dspark_jax.checkpoint.calibrated import write_temperatures
+from dspark_jax.config import require
+from dspark_jax.evaluation.prompts import held_out
+from dspark_jax.generate import generate
+from dspark_jax.model import Model
+from dspark_jax.scheduling.calibration import Fit, default_grid, fit_sts
+from dspark_jax.scheduling.calibration_metrics import Metrics, metrics
+from dspark_jax.scheduling.reliability import BINS
+from dspark_jax.scheduling.rounds import Rounds, gather
+from dspark_jax.scheduling.survival import Temperatures, survival
+from dspark_jax.settings import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+# Prompts done, prompts in all.
+Progress = Callable[[int, int], None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Calibration:
+    """What a calibration found.
+
+    Attributes:
+      temperatures: one for each drafted position.
+      calibrated_at: sampling temperature of the rounds.
+      fit: on the prompts of the fit.
+      before: on the other prompts, with temperature 1 everywhere.
+      after: on the other prompts, with the temperatures.
+      rounds: those of the other prompts.
+      counts: prompts and rounds of both halves.
+      bins: of the calibration error.
+      notes: what to mind about this fit.
+    """
+
+    temperatures: tuple[float, ...]
+    calibrated_at: float
+    fit: Fit
+    before: Metrics
+    after: Metrics
+    rounds: Rounds = dataclasses.field(repr=False)
+    counts: dict[str, int]
+    bins: int
+    notes: tuple[str, ...]
+
+    def save(self, draft: str | Path) -> None:
+        """Stores the temperatures with a draft, see `write_temperatures`."""
+        write_temperatures(draft, self.temperatures, self.calibrated_at)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready."""
+        fit = {
+            name: [None if np.isnan(x) else float(x) for x in getattr(self.fit, name)]
+            for name in ("ece_before", "ece_after")
+        }
+        return {
+            "temperatures": list(self.temperatures),
+            "calibrated_at": self.calibrated_at,
+            "bins": self.bins,
+            "counts": self.counts,
+            "fit": fit,
+            "before": self.before.to_json(),
+            "after": self.after.to_json(),
+            "notes": list(self.notes),
+        }
+
+
+def calibrate(
+    model: Model,
+    prompts: Sequence[str],
+    *,
+    temperature: float = 0.0,
+    max_new_tokens: int = 128,
+    holdout: float = 0.25,
+    seed: int = 0,
+    chat: bool = True,
+    grid: Temperatures | None = None,
+    bins: int = BINS,
+    batch: int = 8,
+    progress: Progress = lambda done, total: None,
+) -> Calibration:
+    """Fits temperatures to a draft's confidences and measures what they are worth.
+
+    Decodes the prompts with the draft's full length, so that nothing is cut by a
+    decision that depends on confidences. A share of the prompts is kept from the
+    fit, and `before` and `after` are measured on those, against outcomes. Where
+    drafts are sampled, the fit itself uses overlaps, see `overlap_labels`.
+
+    Acceptance depends on the sampling temperature, so a fit is for one.
+
+    Args:
+      model: with a draft that has a confidence head.
+      prompts: texts, each of them once; neither those that the draft was trained
+        on, where it is too sure of itself, nor the held-out set, which is for
+        measuring.
+      temperature: of sampling; 0 is greedy.
+      max_new_tokens: tokens a prompt.
+      holdout: share of the prompts that is kept from the fit, at least one. Which
+        ones depends on the texts alone.
+      seed: prompt i is sampled with `seed + i`.
+      chat: whether prompts are rendered as chats.
+      grid: temperatures to try, see `fit_sts`.
+      bins: of the calibration error.
+      batch: prompts decoded together.
+      progress: called as prompts are done.
+
+    Raises:
+      ValueError: bad arguments; a model without a draft or a confidence head;
+        prompts of the held-out set.
+
+    Example:
+      >>> import dspark_jax as dspark
+      >>> model = dspark.testing.tiny_model()
+      >>> found = dspark.calibrate(model, ["ab", "cd"], max_new_tokens=8, chat=False)
+      >>> len(found.temperatures) == model.spec.gamma, found.calibrated_at
+      (True, 0.0)
+    """
+    draft = model.spec.draft
+    if draft is None or not draft.confidence:
+        what = "no draft" if draft is None else "a draft without a confidence head"
+        raise ValueError(f"model {model.name!r} has {what}: nothing to calibrate")
+    sampling = SamplingParams(temperature=temperature)
+    require(isinstance(batch, int) and batch >= 1, "batch", batch, "int >= 1")
+    parts = split(prompts, holdout)
+    total, done, found = len(parts[0]) + len(parts[1]), 0, []
+    for part in parts:
+        logs = []
+        for first in range(0, len(part), batch):
+            texts = part[first : first + batch]
+            results = generate(
+                model,
+                texts,
+                max_new_tokens=max_new_tokens,
+                sampling=[
+                    dataclasses.replace(sampling, seed=seed + done + i)
+                    for i in range(len(texts))
+                ],
+                chat=chat,
+                trace=True,
+            )
+            for result in results:
+                cut = result.finish_reason in ("length", "cache_full")
+                limit = len(result.tokens) if cut else max_new_tokens
+                logs.append((result.rounds, limit))
+            done += len(texts)
+            progress(done, total)
+        found.append(gather(logs, draft.gamma))
+    counts = {
+        "fit_prompts": len(parts[0]),
+        "fit_rounds": len(found[0]),
+        "evaluation_prompts": len(parts[1]),
+        "evaluation_rounds": len(found[1]),
+    }
+    if not all(rounds.proposed.any() for rounds in found):
+        raise ValueError(
+            f"no draft was verified with `max_new_tokens` {max_new_tokens}; give more "
+            "tokens or more prompts"
+        )
+    return _calibration(found[0], found[1], temperature, counts, grid, bins)
+
+
+def _calibration(
+    fitted: Rounds,
+    others: Rounds,
+    temperature: float,
+    counts: dict[str, int],
+    grid: Temperatures | None,
+    bins: int,
+) -> Calibration:
+    grid = default_grid() if grid is None else np.asarray(grid, np.float64)
+    fit = fit_sts(fitted.logits, fitted.labels, grid, bins, proposed=fitted.proposed)
+
+    def measured(temperatures: np.ndarray | None) -> Metrics:
+        chances = survival(others.logits, temperatures)
+        return metrics(chances, others.outcomes, bins, proposed=others.proposed)
+
+    after = measured(fit.temperatures)
+    return Calibration(
+        temperatures=tuple(float(t) for t in fit.temperatures),
+        calibrated_at=float(temperature),
+        fit=fit,
+        before=measured(None),
+        after=after,
+        rounds=others,
+        counts=counts,
+        bins=bins,
+        notes=tuple(_notes(fit, after, grid)),
+    )
+
+
+def split(prompts: Sequence[str], holdout: float) -> tuple[list[str], list[str]]:
+    """(prompts to fit on, prompts to measure on); no text is in both.
+
+    A hash of the text decides, so the order of the prompts does not matter.
+
+    Raises:
+      ValueError: fewer than two texts, a share out of range, prompts of the
+        held-out set.
+    """
+    if isinstance(prompts, str):
+        raise ValueError("`prompts` is one text; give a list of at least two")
+    texts = list(dict.fromkeys(text.strip() for text in prompts))
+    require(len(texts) >= 2, "prompts", len(texts), "two different texts or more")
+    require(0 < holdout < 1, "holdout", holdout, "(0, 1)")
+    reserved = {text.strip() for domain in held_out().values() for text in domain}
+    leaking = [text for text in texts if text in reserved]
+    if leaking:
+        raise ValueError(
+            f"`prompts` has {len(leaking)} of the held-out set ({leaking[0][:40]!r}): "
+            "those are for measuring; calibrate on others"
+        )
+    count = min(max(1, round(holdout * len(texts))), len(texts) - 1)
+    ranked = sorted(texts, key=lambda t: hashlib.sha256(t.encode()).hexdigest())
+    kept = set(ranked[:count])
+    return [t for t in texts if t not in kept], [t for t in texts if t in kept]
+
+
+def _notes(fit: Fit, after: Metrics, grid: np.ndarray) -> list[str]:
+    notes = []
+    ends = np.isin(fit.temperatures, grid[[0, -1]]) & np.isfinite(fit.ece_after)
+    if ends.any() and grid.size > 1:
+        places = ", ".join(str(k + 1) for k in np.flatnonzero(ends))
+        notes.append(
+            f"the temperature of position {places} is at an end of the grid: one "
+            "temperature cannot make these confidences right"
+        )
+    missing = ~np.isfinite(fit.ece_after)
+    if missing.any():
+        places = ", ".join(str(k + 1) for k in np.flatnonzero(missing))
+        notes.append(f"no round proposed position {places}: its temperature is 1")
+    worst = float(np.nanmax(after.noise))
+    if worst > 0.02:
+        notes.append(
+            f"{int(after.count.max())} rounds were measured: chance alone gives an "
+            f"error of up to {worst:.3f}; use more prompts"
+        )
+    return notes
