@@ -122,10 +122,9 @@ def calibrate(
 
     Example:
       >>> import dspark_jax as dspark
-      >>> model = dspark.testing.tiny_model()
-      >>> found = dspark.calibrate(model, ["ab", "cd"], max_new_tokens=8, chat=False)
-      >>> len(found.temperatures) == model.spec.gamma, found.calibrated_at
-      (True, 0.0)
+      >>> model = dspark.load("smollm2-135m")  # doctest: +SKIP
+      >>> found = dspark.calibrate(model, texts)  # doctest: +SKIP
+      >>> found.save("my-draft")  # doctest: +SKIP
     """
     draft = model.spec.draft
     if draft is None or not draft.confidence:
@@ -134,29 +133,28 @@ def calibrate(
     sampling = SamplingParams(temperature=temperature)
     require(isinstance(batch, int) and batch >= 1, "batch", batch, "int >= 1")
     parts = split(prompts, holdout)
-    total, done, found = len(parts[0]) + len(parts[1]), 0, []
-    for part in parts:
-        logs = []
-        for first in range(0, len(part), batch):
-            texts = part[first : first + batch]
-            results = generate(
-                model,
-                texts,
-                max_new_tokens=max_new_tokens,
-                sampling=[
-                    dataclasses.replace(sampling, seed=seed + done + i)
-                    for i in range(len(texts))
-                ],
-                chat=chat,
-                trace=True,
-            )
-            for result in results:
-                cut = result.finish_reason in ("length", "cache_full")
-                limit = len(result.tokens) if cut else max_new_tokens
-                logs.append((result.rounds, limit))
-            done += len(texts)
-            progress(done, total)
-        found.append(gather(logs, draft.gamma))
+    # Both halves in one row, so that one batch at most is not full.
+    texts, logs = [*parts[0], *parts[1]], []
+    for first in range(0, len(texts), batch):
+        group = texts[first : first + batch]
+        results = generate(
+            model,
+            group,
+            max_new_tokens=max_new_tokens,
+            sampling=[
+                dataclasses.replace(sampling, seed=seed + first + i)
+                for i in range(len(group))
+            ],
+            chat=chat,
+            trace=True,
+        )
+        for result in results:
+            cut = result.finish_reason in ("length", "cache_full")
+            limit = len(result.tokens) if cut else max_new_tokens
+            logs.append((result.rounds, limit))
+        progress(len(logs), len(texts))
+    first = len(parts[0])
+    found = [gather(half, draft.gamma) for half in (logs[:first], logs[first:])]
     counts = {
         "fit_prompts": len(parts[0]),
         "fit_rounds": len(found[0]),

@@ -87,8 +87,8 @@ def fit_sts(
     Example:
       >>> rng = np.random.default_rng(0)
       >>> z = 3 * rng.standard_normal((4000, 1))
-      >>> stood = rng.random((4000, 1)) < calibrated(z, [2.0])
-      >>> fit_sts(z, stood).temperatures.round(1)
+      >>> chance = calibrated(z, [2.0])
+      >>> fit_sts(z, chance).temperatures.round(1)
       array([2.])
     """
     grid = default_grid() if grid is None else np.asarray(grid, np.float64)

@@ -72,7 +72,7 @@ def test_the_truth_is_found_on_other_prompts(calls, temperature, tmp_path):
     assert [text for text, _ in calls] == fitted + others
     assert [one.seed for _, one in calls] == list(range(5, 69))
     assert {one.temperature for _, one in calls} == {temperature}
-    assert done[-1] == (64, 64) and len(done) == 5 + 2
+    assert done[-1] == (64, 64) and len(done) == 7
     assert found.counts == {
         "fit_prompts": 48,
         "fit_rounds": 24000,

@@ -155,6 +155,21 @@ def test_old_rounds_fade(rng):
     assert abs(np.log10(found[None] / 0.5)) * 20 > 4
 
 
+def test_half_life_counts_rounds_from_the_newest(rng):
+    logits, overlap, accepted = rounds(rng, 11)
+    state = start_online(3, OnlineSettings(window=8, every=1, half_life=2.0))
+    for part in (slice(0, 5), slice(5, 11)):
+        state = observe(state, logits[part], accepted[part], overlap[part])
+    _, fit = refit(state)
+    age = np.arange(8)[::-1]
+    expected = fit_sts(
+        logits[3:].astype(np.float32),
+        overlap_labels(accepted[3:], overlap[3:]).astype(np.float32),
+        weights=0.5 ** (age / 2),
+    )
+    np.testing.assert_allclose(fit.ece_by_temperature, expected.ece_by_temperature)
+
+
 def test_due_and_first_temperatures(rng):
     logits, overlap, accepted = rounds(rng, 6)
     settings = OnlineSettings(window=8, every=4)
