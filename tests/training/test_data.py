@@ -19,7 +19,7 @@ from dspark_jax.training.generate_data import generate_data
 from dspark_jax.training.rollout import Job, Written, roll_out
 from dspark_jax.training.sequences import ANSWER, FORCED, PADDING, QUESTION
 from dspark_jax.training.sequences import read_sequences as read
-from dspark_jax.training.turns import invented_turns
+from dspark_jax.training.turns import Turns, invented_turns
 
 PROMPTS = ["ab", "the sun", [{"role": "user", "content": "zz"}], "q", "1 + 1"]
 LENGTH = 56
@@ -185,12 +185,35 @@ def test_roles_say_who_wrote_what(model, written):
     assert {(FORCED, False), (QUESTION, False), (ANSWER, False)} <= seen
 
 
-def test_no_more_answers_than_asked_for(model, tmp_path):
-    generate_data(model, PROMPTS, tmp_path, _config(invent=0.45, answers=2))
-    counts = [
-        sum(role == ANSWER for role, _, _ in _turns(row)) for row in read(tmp_path).role
-    ]
-    assert max(counts) == 2
+def _write(draws: list[int], answers: int | None, length: int = 20) -> Written:
+    turns = Turns(opening=(1, 2), answer_header=(3,), question_header=(4, 5), close=9)
+    job = Job((1, 2), True, 0.5, np.zeros(2, np.uint32), -1)
+    one = Written(job, length, (8, 9), turns, answers)
+    for drawn in draws:
+        assert not one.over
+        one.take(drawn)
+    return one
+
+
+def test_turns_follow_each_other():
+    # -1: drawn where the next token is known, and dropped.
+    ask, answer = [-1, 60, 9], [-1, 61, 9]
+    again = [-1, -1, 62, 9]
+    one = _write(ask, None)
+    assert one.tokens == [1, 2, 60, 9, 3] and one.temperature == 0.5
+    one = _write([*ask, *answer], None)
+    assert one.tokens == [1, 2, 60, 9, 3, 61, 9, 4, 5] and not one.over
+    assert one.roles == [0, 0, 1, 1, 0, 2, 2, 0, 0] and one.temperature == 1.0
+    one = _write([*ask, *answer, *again, *answer], 2)
+    assert one.tokens == [1, 2, 60, 9, 3, 61, 9, 4, 5, 62, 9, 3, 61, 9] and one.over
+    assert one.roles == [0, 0, 1, 1, 0, 2, 2, 0, 0, 1, 1, 0, 2, 2]
+    assert _write([*ask, *answer], 1).tokens[-2:] == [61, 9]
+    # Another stop token ends the sequence, and so does its length.
+    assert _write([-1, 60, 8], None).over
+    assert _write([*ask, -1, 61, 8], None).over
+    one = _write([*ask, -1, 61], None, length=6)
+    assert one.tokens == [1, 2, 60, 9, 3, 61] and one.over
+    assert _write([*ask, *answer], None, length=8).tokens[-2:] == [9, 4]
 
 
 def test_a_row_goes_on_behind_tokens_that_it_has_fed(model):
