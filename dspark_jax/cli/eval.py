@@ -181,6 +181,10 @@ def _positions(figures: Mapping[str, Any]) -> Table:
     ):
         if figures[name]:
             table.add_row(title, *[_percent(share) for share in figures[name]])
+    quality = figures["quality"]
+    if quality is not None:
+        for title, name in (("calibration error", "ece"), ("AUC", "auc")):
+            table.add_row(title, *[_percent(value) for value in quality[name]])
     return table
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from dspark_jax.config import require
 from dspark_jax.evaluation.acceptance import Rounds, ratio, without_nan
+from dspark_jax.scheduling import calibrated
 
 THRESHOLDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
@@ -41,12 +42,6 @@ class SweepPoint:
         return without_nan(dataclasses.asdict(self))
 
 
-def chance_of(logits: np.ndarray) -> np.ndarray:
-    """sigmoid in float64; NaN stays."""
-    with np.errstate(over="ignore"):
-        return 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
-
-
 def lengths_under(confidence: np.ndarray, threshold: float) -> np.ndarray:
     """int64[R]: drafts before the first with sigmoid(logit) < threshold, strictly.
 
@@ -55,7 +50,7 @@ def lengths_under(confidence: np.ndarray, threshold: float) -> np.ndarray:
       threshold: in [0, 1].
     """
     require(0 <= threshold <= 1, "threshold", threshold, "[0, 1]")
-    chance = chance_of(confidence)
+    chance = calibrated(confidence)
     cut = np.isnan(chance) | (chance < threshold)
     return np.where(cut.any(1), cut.argmax(1), cut.shape[1]).astype(np.int64)
 

@@ -13,23 +13,20 @@ from dspark_jax.evaluation.acceptance import (
     Acceptance,
     Rounds,
     acceptance,
-    ratio,
     rounds_of,
     whole_rounds,
-    without_nan,
 )
-from dspark_jax.evaluation.acceptance_sweep import (
-    THRESHOLDS,
-    SweepPoint,
-    chance_of,
-    sweep,
-)
+from dspark_jax.evaluation.acceptance_sweep import THRESHOLDS, SweepPoint, sweep
 from dspark_jax.evaluation.compare import Settings, compare, summarise, warm_up
 from dspark_jax.evaluation.prompts import held_out
 from dspark_jax.generate import Prompt, generate
 from dspark_jax.model import Model
 from dspark_jax.results import Result, RoundLog
+from dspark_jax.scheduling import Metrics, metrics, survival
 from dspark_jax.settings import Buckets, SamplingParams
+
+# As in the reference's evaluator.
+QUALITY_BINS = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,24 +37,27 @@ class Figures:
       prompts: how many.
       tokens: generated, those of rounds that the limit cut included.
       acceptance: of the rounds that the limit could not cut.
-      predicted: by position, the mean chance that the prefix stands by the draft's own
-        confidences, over the rounds of `acceptance.survival`; () without a head.
+      quality: of the draft's confidences as predictions of `acceptance.survival`, by
+        position: calibration error in 20 bins, Brier score, AUC, mean prediction; None
+        without a head.
       sweep: threshold by threshold; () without a head.
     """
 
     prompts: int
     tokens: int
     acceptance: Acceptance
-    predicted: tuple[float, ...]
+    quality: Metrics | None
     sweep: tuple[SweepPoint, ...]
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready."""
+        quality = None if self.quality is None else self.quality.to_json()
         return {
             "prompts": self.prompts,
             "tokens": self.tokens,
             **self.acceptance.to_json(),
-            "predicted": without_nan(self.predicted),
+            "predicted": [] if quality is None else quality["prediction"],
+            "quality": quality,
             "sweep": [point.to_json() for point in self.sweep],
         }
 
@@ -244,18 +244,17 @@ def _figures(runs: Sequence[_Run], thresholds: Sequence[float]) -> Figures:
         prompts=len(runs),
         tokens=sum(run.tokens for run in runs),
         acceptance=acceptance(rounds),
-        predicted=_predicted(rounds),
+        quality=_quality(rounds),
         sweep=() if rounds.confidence is None else sweep(rounds, thresholds),
     )
 
 
-def _predicted(rounds: Rounds) -> tuple[float, ...]:
+def _quality(rounds: Rounds) -> Metrics | None:
     if rounds.confidence is None:
-        return ()
+        return None
     proposed = rounds.proposed_at()
-    chance = chance_of(np.where(proposed, rounds.confidence, 0.0))
-    survival = np.cumprod(chance, axis=1)
-    return ratio((survival * proposed).sum(0), proposed.sum(0))
+    chances = survival(np.where(proposed, rounds.confidence, 0.0))
+    return metrics(chances, rounds.accepted_at(), QUALITY_BINS, proposed=proposed)
 
 
 def _speed(

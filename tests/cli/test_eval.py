@@ -29,6 +29,7 @@ def figures(**changed):
         "overlap": [0.71, 0.66],
         "expected_length": 2.17,
         "predicted": [0.8, None],
+        "quality": {"ece": [0.05, 0.11], "auc": [0.83, None]},
         "sweep": [
             {"threshold": t, "drafts": d, "accepted_length": a, "verified_rows": d + 1,
              "verify_rate": a / (d + 1)}
@@ -69,10 +70,12 @@ def test_tables(report):
     for part in ("2.25", "speed, drafts / plain: 1.25", "mean overlap", "2.17", "1.75"):
         assert part in text
     assert text.count("mean overlap") == text.count("speed, drafts") == 1
+    assert text.count("calibration error") == 2 and "83" in text
     # A draft without a head has no thresholds and predicts nothing.
     for one in report["temperatures"]:
-        one["overall"] |= {"sweep": [], "predicted": []}
-    assert "threshold" not in printed(report) and "predicted" not in printed(report)
+        one["overall"] |= {"sweep": [], "predicted": [], "quality": None}
+    for part in ("threshold", "predicted", "calibration error"):
+        assert part not in printed(report)
 
 
 def test_errors_come_before_the_model_is_loaded(run, tmp_path):

@@ -72,7 +72,16 @@ def test_figures_are_those_of_the_logs():
         logits = np.asarray([log.confidence for log in logs])
         chances = 1 / (1 + np.exp(-logits.astype(np.float64)))
         both = (chances[:, 0].mean(), (chances[:, 0] * chances[:, 1]).mean())
-        assert one.overall.predicted == pytest.approx(both)
+        quality = one.overall.quality
+        assert quality.prediction == pytest.approx(both)
+        assert quality.label == pytest.approx(one.overall.acceptance.survival)
+        label = np.asarray([log.accepted > 0 for log in logs])
+        assert quality.brier[0] == pytest.approx(((chances[:, 0] - label) ** 2).mean())
+        bins = np.minimum((chances[:, 0] * 20).astype(int), 19)
+        gaps = [
+            abs((chances[bins == b, 0] - label[bins == b]).sum()) for b in range(20)
+        ]
+        assert quality.ece[0] == pytest.approx(sum(gaps) / len(logs))
         assert one.overall.sweep[0].accepted_length == (
             one.overall.acceptance.accepted_length
         )
