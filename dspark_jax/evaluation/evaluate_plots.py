@@ -82,8 +82,13 @@ def _sweep(axes: Any, entries: Sequence[Mapping[str, Any]]) -> None:
         rows = [p["verified_rows"] for p in points]
         tokens = [p["accepted_length"] for p in points]
         axes.plot(rows, tokens, f"C{color}o-", label=f"T = {one['temperature']:g}")
+        last = float("inf")
         for point, x, y in zip(points, rows, tokens, strict=True):
-            axes.annotate(f"{point['threshold']:g}", (x, y), fontsize="x-small")
+            # Thresholds that cut the same would be written over each other.
+            if abs(last - x) > 0.1:
+                label, last = f"{point['threshold']:g}", x
+                away = dict(xytext=(4, -8), textcoords="offset points")
+                axes.annotate(label, (x, y), fontsize="x-small", **away)
     axes.set_xlabel("rows verified a round (numbers: threshold)")
     axes.set_ylabel("tokens a round")
 
@@ -98,5 +103,6 @@ def _by_position(
 
 def _positions(axes: Any, title: str) -> None:
     axes.set_ylim(0, 1.02)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("position of the draft")
     axes.set_ylabel(title)
