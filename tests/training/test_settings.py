@@ -20,7 +20,9 @@ def test_settings_survive_json():
     assert config_from_json({}) == TrainConfig()
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*/recipe.toml")), ids=lambda p: p.parent.name)
+@pytest.mark.parametrize(
+    "path", sorted(RECIPES.glob("*/recipe.toml")), ids=lambda p: p.parent.name
+)
 def test_recipes_are_read(path):
     assert read_recipe(path).steps > 0
 
