@@ -114,8 +114,8 @@ def round_times(model: Model) -> tuple[list[dict[str, Any]], float]:
     assert isinstance(timed, TimedPrograms), "time a model with TimedPrograms"
     cycles, calls = timed.cycles, timed.calls
     alone = dataclasses.replace(model, programs=timed.inner)
-    rounds = {key: _Chain(alone, key, drafting=True) for key in cycles}
-    steps = {key: _Chain(alone, key, drafting=False) for key in cycles if key[2]}
+    rounds = {key: RoundChain(alone, key, drafting=True) for key in cycles}
+    steps = {key: RoundChain(alone, key, drafting=False) for key in cycles if key[2]}
     probe = ReadProbe()
     for _ in range(REPEATS):
         for one in (probe, *rounds.values(), *steps.values()):
@@ -142,7 +142,7 @@ def round_times(model: Model) -> tuple[list[dict[str, Any]], float]:
     return entries, probe.bandwidth
 
 
-class _Chain:
+class RoundChain:
     """Rounds launched one after another, two in flight, nothing read in between.
 
     Attributes:
