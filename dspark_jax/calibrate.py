@@ -19,7 +19,7 @@ from dspark_jax.model import Model
 from dspark_jax.scheduling.calibration import Fit, default_grid, fit_sts
 from dspark_jax.scheduling.calibration_metrics import Metrics, metrics
 from dspark_jax.scheduling.reliability import BINS
-from dspark_jax.scheduling.rounds import Rounds, gather
+from dspark_jax.scheduling.rounds import KnownRounds, gather_rounds
 from dspark_jax.scheduling.survival import Temperatures, survival
 from dspark_jax.settings import SamplingParams
 
@@ -50,7 +50,7 @@ class Calibration:
     fit: Fit
     before: Metrics
     after: Metrics
-    rounds: Rounds = dataclasses.field(repr=False)
+    rounds: KnownRounds = dataclasses.field(repr=False)
     counts: dict[str, int]
     bins: int
     notes: tuple[str, ...]
@@ -154,7 +154,7 @@ def calibrate(
             logs.append((result.rounds, limit))
         progress(len(logs), len(texts))
     first = len(parts[0])
-    found = [gather(half, draft.gamma) for half in (logs[:first], logs[first:])]
+    found = [gather_rounds(half, draft.gamma) for half in (logs[:first], logs[first:])]
     counts = {
         "fit_prompts": len(parts[0]),
         "fit_rounds": len(found[0]),
@@ -170,8 +170,8 @@ def calibrate(
 
 
 def _calibration(
-    fitted: Rounds,
-    others: Rounds,
+    fitted: KnownRounds,
+    others: KnownRounds,
     temperature: float,
     counts: dict[str, int],
     grid: Temperatures | None,

@@ -24,7 +24,8 @@ from dspark_jax.cli.common import (
     use_compile_cache,
     working,
 )
-from dspark_jax.scheduling.diagrams import draw_reliability, require_matplotlib
+from dspark_jax.plotting import figure_class
+from dspark_jax.scheduling.diagrams import draw_reliability
 from dspark_jax.scheduling.survival import survival
 
 ALL = "overall"
@@ -74,7 +75,7 @@ def calibrate(
         texts = read_prompts(prompts, limit)
         split(texts, holdout)
         if plot is not None:
-            require_matplotlib()
+            figure_class()
         if write:
             _check_writable(draft)
         use_compile_cache(compile_cache)

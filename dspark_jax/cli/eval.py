@@ -26,9 +26,10 @@ from dspark_jax.cli.common import (
 )
 from dspark_jax.config import require
 from dspark_jax.evaluation.evaluate import evaluate
-from dspark_jax.evaluation.evaluate_plots import figure_class, save_plots
+from dspark_jax.evaluation.evaluate_plots import save_plots
 from dspark_jax.evaluation.machine import hardware, versions
 from dspark_jax.evaluation.prompts_files import BUILTIN, gather
+from dspark_jax.plotting import figure_class
 from dspark_jax.settings import SamplingParams
 
 

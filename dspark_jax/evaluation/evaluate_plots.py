@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-
-def figure_class() -> Any:
-    """matplotlib's `Figure`; ValueError where it is missing."""
-    try:
-        return importlib.import_module("matplotlib.figure").Figure
-    except ImportError:
-        raise ValueError(
-            "plots need matplotlib; run: pip install 'dspark-jax[plot]'"
-        ) from None
+from dspark_jax.plotting import figure_class, save_figure
 
 
 def save_plots(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
@@ -49,10 +40,8 @@ def save_plots(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
         axes.set_title(f"{report['model']}, {report['draft_length']} drafts")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-        file, partial = folder / f"{name}.png", folder / f".{name}.partial.png"
-        figure.savefig(partial, dpi=150)
-        partial.replace(file)
-        files.append(file)
+        files.append(folder / f"{name}.png")
+        save_figure(figure, files[-1], dpi=150)
     return files
 
 

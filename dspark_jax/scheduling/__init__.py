@@ -24,5 +24,5 @@ from dspark_jax.scheduling.reliability import (
     expected_calibration_error as expected_calibration_error,
 )
 from dspark_jax.scheduling.reliability import reliability as reliability
-from dspark_jax.scheduling.rounds import Rounds as Rounds
-from dspark_jax.scheduling.rounds import gather as gather
+from dspark_jax.scheduling.rounds import KnownRounds as KnownRounds
+from dspark_jax.scheduling.rounds import gather_rounds as gather_rounds

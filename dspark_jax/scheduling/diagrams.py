@@ -1,14 +1,13 @@
-"""Reliability diagrams, with matplotlib (the extra `plot`)."""
+"""Reliability diagrams."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dspark_jax.plotting import figure_class, save_figure
 from dspark_jax.scheduling.reliability import (
     BINS,
     expected_calibration_error,
@@ -16,15 +15,6 @@ from dspark_jax.scheduling.reliability import (
 )
 
 PANEL_INCHES = 2.1
-
-
-def require_matplotlib() -> None:
-    """ValueError that says what to install, unless matplotlib is there."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError(
-            "diagrams need matplotlib, which is not installed; "
-            "pip install 'dspark-jax[plot]'"
-        )
 
 
 def draw_reliability(
@@ -54,13 +44,10 @@ def draw_reliability(
     Raises:
       ValueError: matplotlib is missing.
     """
-    require_matplotlib()
-    # A figure of its own: no display and no global state.
-    figures: Any = importlib.import_module("matplotlib.figure")
-    settings: Any = importlib.import_module("matplotlib")
+    figures = figure_class()
     positions = survival.shape[1]
     mask = np.ones(survival.shape, bool) if proposed is None else proposed
-    figure = figures.Figure(figsize=(PANEL_INCHES * positions, PANEL_INCHES + 0.5))
+    figure = figures(figsize=(PANEL_INCHES * positions, PANEL_INCHES + 0.5))
     panels = figure.subplots(1, positions, sharex=True, sharey=True, squeeze=False)
     for k, axes in enumerate(panels[0]):
         pred, label = survival[mask[:, k], k], labels[mask[:, k], k]
@@ -71,10 +58,7 @@ def draw_reliability(
     panels[0, 0].set_ylabel("stood", fontsize=8)
     figure.suptitle(title, fontsize=9)
     figure.tight_layout()
-    # Text stays text, and the same figures give the same bytes.
-    with settings.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dspark"}):
-        metadata = {"Date": None} if str(file).endswith(".svg") else None
-        figure.savefig(file, metadata=metadata, dpi=110)
+    save_figure(figure, file)
 
 
 def _panel(axes: Any, pred: np.ndarray, label: np.ndarray, bins: int) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rounds:
+class KnownRounds:
     """S rounds of N drafted positions.
 
     Attributes:
@@ -49,9 +49,9 @@ class Rounds:
         return overlap_labels(self.accepted, self.overlap)
 
 
-def gather(
+def gather_rounds(
     requests: Iterable[tuple[Sequence[RoundLog], int]], positions: int
-) -> Rounds:
+) -> KnownRounds:
     """Puts the rounds of several requests together.
 
     The outcome of a position is unknown where the round could not have published
@@ -88,7 +88,7 @@ def gather(
     width = np.asarray([w for w, _ in known], np.int64)
     soft = bool(known) and all(has for _, has in known)
     shape = (len(known), positions)
-    return Rounds(
+    return KnownRounds(
         logits=np.asarray(logits, np.float64).reshape(shape),
         accepted=np.asarray(accepted, np.int64),
         overlap=np.asarray(overlap, np.float64).reshape(shape) if soft else None,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from dspark_jax.plotting import figure_class, save_figure
 
 
 def draw(lines: Sequence[dict[str, Any]], path: str | Path) -> None:
@@ -18,17 +19,12 @@ def draw(lines: Sequence[dict[str, Any]], path: str | Path) -> None:
     Raises:
       ValueError: no matplotlib, or nothing to draw.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError(
-            "plots need matplotlib; run: pip install 'dspark-jax[plot]'"
-        ) from None
+    figures = figure_class()
     steps = [line for line in lines if "loss" in line]
     held = [line for line in lines if "held_out" in line]
     if not steps:
         raise ValueError("the run has no metrics yet; train first")
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = figures(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name in ("loss", "ce", "l1", "confidence"):
         points = [(line["step"], line[name]) for line in steps if name in line]
@@ -52,7 +48,4 @@ def draw(lines: Sequence[dict[str, Any]], path: str | Path) -> None:
     right.set_title("accepted length on held-out text")
     if held:
         right.legend()
-    path = Path(path)
-    part = path.with_name(f"{path.stem}.partial-{os.getpid()}{path.suffix}")
-    figure.savefig(part, dpi=110)
-    part.replace(path)
+    save_figure(figure, path)

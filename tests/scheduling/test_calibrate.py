@@ -13,7 +13,13 @@ from dspark_jax.calibrate import split
 from dspark_jax.checkpoint import native
 from dspark_jax.evaluation import held_out
 from dspark_jax.results import RoundLog
-from dspark_jax.scheduling import calibrated, default_grid, gather, metrics, survival
+from dspark_jax.scheduling import (
+    calibrated,
+    default_grid,
+    gather_rounds,
+    metrics,
+    survival,
+)
 from dspark_jax.testing import tiny_config, tiny_draft_config, tiny_model
 
 PROMPTS = ["one", "two", "three", "four", "five", "six"]
@@ -157,7 +163,7 @@ def test_rounds_of_a_real_model(tmp_path):
             for i in range(len(others))
         ],
     )
-    rounds = gather([(r.rounds, 8) for r in results], model.spec.gamma)
+    rounds = gather_rounds([(r.rounds, 8) for r in results], model.spec.gamma)
     assert rounds.overlap is not None
     assert np.array_equal(rounds.logits, found.rounds.logits)
     assert np.array_equal(rounds.outcomes, found.rounds.outcomes)

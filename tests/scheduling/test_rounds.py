@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dspark_jax.results import RoundLog
-from dspark_jax.scheduling import gather
+from dspark_jax.scheduling import gather_rounds
 
 
 def log(accepted, emitted=None, *, drafted=3, position=10, overlap=(), stopped=False):
@@ -21,7 +21,7 @@ def log(accepted, emitted=None, *, drafted=3, position=10, overlap=(), stopped=F
 
 def test_full_rounds():
     logs = [log(0), log(2, position=11), log(3, position=14)]
-    rounds = gather([(logs, 100), ([log(1)], 100)], 3)
+    rounds = gather_rounds([(logs, 100), ([log(1)], 100)], 3)
     assert len(rounds) == 4
     assert rounds.accepted.tolist() == [0, 2, 3, 1]
     assert rounds.proposed.all() and rounds.overlap is None
@@ -36,17 +36,20 @@ def test_short_proposals_and_overlaps():
         log(3, position=12, overlap=(0.5, 0.25, 0.125)),
         log(0, drafted=0, position=16),
     ]
-    rounds = gather([(logs, 100)], 3)
+    rounds = gather_rounds([(logs, 100)], 3)
     assert rounds.proposed.tolist() == [[1, 1, 0], [1, 1, 1], [0, 0, 0]]
     assert rounds.labels.tolist() == [[0.75, 0.5, 0], [0.5, 0.25, 0.125], [0, 0, 0]]
     assert rounds.outcomes.tolist() == [[1, 0, 0], [1, 1, 1], [0, 0, 0]]
     # One greedy request among them: outcomes for all.
-    assert gather([(logs, 100), ([log(1)], 9)], 3).overlap is None
-    assert len(gather([], 3)) == 0 and gather([], 3).logits.shape == (0, 3)
+    assert gather_rounds([(logs, 100), ([log(1)], 9)], 3).overlap is None
+    assert len(gather_rounds([], 3)) == 0 and gather_rounds([], 3).logits.shape == (
+        0,
+        3,
+    )
 
 
 def test_nothing_is_known_behind_a_stop_token():
-    rounds = gather([([log(2, 2, stopped=True)], 100)], 3)
+    rounds = gather_rounds([([log(2, 2, stopped=True)], 100)], 3)
     assert rounds.proposed.tolist() == [[1, 1, 0]]
     assert rounds.outcomes.tolist() == [[1, 1, 0]]
 
@@ -54,7 +57,7 @@ def test_nothing_is_known_behind_a_stop_token():
 def test_the_token_limit_hides_positions_whatever_happened():
     # Six tokens: one of the prefill, then 2 + 1, so the last round has room for two.
     for last, kept in ((log(0, position=13), 0), (log(2, 2, position=13), 2)):
-        rounds = gather([([log(1), log(0, position=12), last], 6)], 3)
+        rounds = gather_rounds([([log(1), log(0, position=12), last], 6)], 3)
         assert rounds.proposed.tolist() == [[1, 1, 1], [1, 1, 1], [1, 1, 0]]
         assert rounds.accepted[2] == kept
 
@@ -70,7 +73,7 @@ def test_the_token_limit_bends_no_frequency(rng):
             logs.append(log(min(stood, emitted), emitted, position=position))
             position, room = position + emitted, room - emitted
         requests.append((logs, 4))
-    rounds = gather(requests, 3)
+    rounds = gather_rounds(requests, 3)
 
     def frequency(k, known):
         return rounds.outcomes[known[:, k], k].mean()
@@ -89,4 +92,4 @@ def test_the_token_limit_bends_no_frequency(rng):
 def test_logs_without_confidences_are_refused():
     bare = RoundLog(3, 1, 2, False, 10, (), ())
     with pytest.raises(ValueError, match="confidence head"):
-        gather([([bare], 10)], 3)
+        gather_rounds([([bare], 10)], 3)

@@ -1,0 +1,39 @@
+"""Pictures, with matplotlib (the extra `plot`)."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+
+def figure_class() -> Any:
+    """matplotlib's `Figure`: no display, no global state.
+
+    Raises:
+      ValueError: matplotlib is missing.
+    """
+    try:
+        return importlib.import_module("matplotlib.figure").Figure
+    except ImportError:
+        raise ValueError(
+            "plots need matplotlib; run: pip install 'dspark-jax[plot]'"
+        ) from None
+
+
+def save_figure(figure: Any, path: str | Path, dpi: int = 110) -> None:
+    """Writes a picture, whole or not at all; the ending of `path` says in what form.
+
+    The same figure gives the same bytes, and text in an .svg stays text.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{path.stem}.partial-{os.getpid()}{path.suffix}")
+    settings: Any = importlib.import_module("matplotlib")
+    dateless = {"Date": None} if path.suffix == ".svg" else None
+    try:
+        with settings.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dspark"}):
+            figure.savefig(partial, metadata=dateless, dpi=dpi)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
