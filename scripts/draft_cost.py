@@ -21,6 +21,7 @@ from rich.table import Table
 
 import dspark_jax as dspark
 from dspark_jax.config import DraftConfig
+from dspark_jax.decoding.requests import Variant
 from dspark_jax.evaluation.machine import hardware, versions
 from dspark_jax.evaluation.timing import RoundChain
 from dspark_jax.models.draft import backbone
@@ -45,7 +46,7 @@ def with_draft(model: dspark.Model, config: DraftConfig) -> dspark.Model:
     return dspark.make_model(spec, both)
 
 
-def chain(model: dspark.Model, drafts: int, variant: str) -> RoundChain:
+def chain(model: dspark.Model, drafts: int, variant: Variant) -> RoundChain:
     """Rounds of one request."""
     return RoundChain(model, (1, 256, drafts, variant), drafting=drafts > 0)
 
