@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
 from pathlib import Path
 from typing import Any
+
+from dspark_jax.files import staged
 
 
 def figure_class() -> Any:
@@ -27,13 +28,8 @@ def save_figure(figure: Any, path: str | Path, dpi: int = 110) -> None:
 
     The same figure gives the same bytes, and text in an .svg stays text.
     """
-    path = Path(path)
-    partial = path.with_name(f".{path.stem}.partial-{os.getpid()}{path.suffix}")
     settings: Any = importlib.import_module("matplotlib")
-    dateless = {"Date": None} if path.suffix == ".svg" else None
-    try:
-        with settings.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dspark"}):
-            figure.savefig(partial, metadata=dateless, dpi=dpi)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    dateless = {"Date": None} if Path(path).suffix == ".svg" else None
+    plain = {"svg.fonttype": "none", "svg.hashsalt": "dspark"}
+    with settings.rc_context(plain), staged(path) as partial:
+        figure.savefig(partial, metadata=dateless, dpi=dpi)

@@ -19,9 +19,9 @@ import numpy as np
 from safetensors.numpy import load_file, save
 
 from dspark_jax.checkpoint import int8_rows
-from dspark_jax.checkpoint.replacing import replace_text
 from dspark_jax.config import DraftConfig, draft_from_json, to_json
 from dspark_jax.errors import CheckpointError
+from dspark_jax.files import replace_text
 from dspark_jax.models.draft.backbone import abstract_draft_params
 from dspark_jax.models.params import Tree, check_tree, flatten, unflatten
 

@@ -32,7 +32,6 @@ from orbax.checkpoint import v1 as ocp
 from dspark_jax.checkpoint.hf_config import Kind
 from dspark_jax.checkpoint.names import Path as LeafPath
 from dspark_jax.checkpoint.names import Shapes, declared_shapes
-from dspark_jax.checkpoint.replacing import replace_text
 from dspark_jax.checkpoint.tensors import pieces
 from dspark_jax.config import (
     DecoderConfig,
@@ -42,6 +41,7 @@ from dspark_jax.config import (
     to_json,
 )
 from dspark_jax.errors import CheckpointError
+from dspark_jax.files import replace_text
 from dspark_jax.models.params import Tree, flatten, unflatten
 
 logger = logging.getLogger(__name__)

@@ -28,6 +28,7 @@ from dspark_jax.evaluation.compare import Pair, Settings, compare, summarise, wa
 from dspark_jax.evaluation.machine import hardware, versions
 from dspark_jax.evaluation.prompts import held_out, random_prompts
 from dspark_jax.evaluation.timing import TimedPrograms, plain_step_bytes, round_times
+from dspark_jax.files import replace_text
 from dspark_jax.model import Model
 from dspark_jax.settings import SamplingParams
 
@@ -84,7 +85,7 @@ def bench(
         with working("timing rounds"):
             report = _report(loaded, settings, pairs, random, before)
     if output is not None:
-        output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        replace_text(output, json.dumps(report, indent=2) + "\n")
     if as_json:
         typer.echo(json.dumps(report))
     else:

@@ -24,6 +24,7 @@ from dspark_jax.cli.common import (
     use_compile_cache,
     working,
 )
+from dspark_jax.files import replace_text
 from dspark_jax.plotting import figure_class
 from dspark_jax.scheduling.diagrams import draw_reliability
 from dspark_jax.scheduling.survival import survival
@@ -105,7 +106,7 @@ def calibrate(
     if plot is not None:
         report["diagrams"] = [str(file) for file in draw(found, plot)]
     if output is not None:
-        output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        replace_text(output, json.dumps(report, indent=2) + "\n")
     if as_json:
         typer.echo(json.dumps(report))
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +28,7 @@ from dspark_jax.evaluation.evaluate import evaluate
 from dspark_jax.evaluation.evaluate_plots import save_plots
 from dspark_jax.evaluation.machine import hardware, versions
 from dspark_jax.evaluation.prompts_files import BUILTIN, gather
+from dspark_jax.files import replace_text
 from dspark_jax.plotting import figure_class
 from dspark_jax.settings import SamplingParams
 
@@ -106,19 +106,13 @@ def evaluate_draft(
             "versions": versions(),
         }  # fmt: skip
         if output is not None:
-            _write(output, report)
+            replace_text(output, json.dumps(report, indent=2) + "\n")
         if plot is not None:
             save_plots(report, plot)
     if as_json:
         typer.echo(json.dumps(report))
     else:
         show(report, Console())
-
-
-def _write(path: Path, report: Mapping[str, Any]) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
 
 
 @contextlib.contextmanager

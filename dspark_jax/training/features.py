@@ -16,6 +16,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from dspark_jax.files import replace_text
+
 Fields = Mapping[str, tuple[int, str]]
 HEADER = "store.json"
 
@@ -104,9 +106,7 @@ class FeatureStore:
                 )
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".partial-{os.getpid()}")
-        part.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
-        part.replace(path)
+        replace_text(path, json.dumps(wanted, indent=2) + "\n")
 
     def _open(self, name: str, width: int, dtype: str) -> np.memmap:
         shape = (max(self.rows, 1), self._length, width)

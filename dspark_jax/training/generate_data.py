@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from dspark_jax.files import replace_text
 from dspark_jax.generate import Prompt
 from dspark_jax.model import Model
 from dspark_jax.training.data_plan import DataConfig, Plan
@@ -31,7 +32,6 @@ from dspark_jax.training.sequences import (
     read_sequences,
     shard_path,
     write_sequences,
-    write_whole,
 )
 
 logger = logging.getLogger(__name__)
@@ -244,5 +244,4 @@ def _settle(folder: Path, facts: dict[str, Any]) -> None:
                 f"`sequences` is {facts['sequences']}; {folder} is for "
                 f"{found['sequences']} already: give as many, or another folder"
             )
-    text = json.dumps(facts, indent=2) + "\n"
-    write_whole(path, lambda file: file.write(text.encode()))
+    replace_text(path, json.dumps(facts, indent=2) + "\n")

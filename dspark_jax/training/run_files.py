@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dspark_jax.files import replace_text
 from dspark_jax.training.settings import TrainConfig
 
 STATE = re.compile(r"state-(\d+)")
@@ -51,7 +52,7 @@ class RunFiles:
                     f"{self.folder} holds a run with another {', '.join(other)}; give "
                     "the same settings, target and text, or another folder"
                 )
-        _write(path, json.dumps(wanted, indent=2) + "\n")
+        replace_text(path, json.dumps(wanted, indent=2) + "\n")
 
     def latest(self) -> Path | None:
         """The newest complete state, or None."""
@@ -98,7 +99,7 @@ class RunFiles:
         """Drops metrics of steps that are done again after an interruption."""
         kept = [line for line in self.metrics() if line["step"] <= step]
         text = "".join(json.dumps(line) + "\n" for line in kept)
-        _write(self.folder / "metrics.jsonl", text)
+        replace_text(self.folder / "metrics.jsonl", text)
 
 
 def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> Iterator[str]:
@@ -111,9 +112,3 @@ def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> Iterator[str]
                     yield field
         elif have != want:
             yield name
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import re
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
+from dspark_jax.files import staged
 
 # A template or a given question; a question and an answer that the model wrote.
 FORCED, QUESTION, ANSWER = range(3)
@@ -140,20 +141,8 @@ def write_sequences(path: str | Path, text: Sequences) -> None:
     }
     if text.prompt is not None:
         arrays["prompt"] = text.prompt
-    write_whole(path, lambda file: np.savez_compressed(file, **arrays))
-
-
-def write_whole(path: Path, write: Callable) -> None:
-    """Lets `write` fill a binary file beside `path`, then renames it."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        with partial.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with staged(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, **arrays)
 
 
 def _read_file(path: Path) -> Sequences:

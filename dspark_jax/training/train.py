@@ -16,6 +16,7 @@ from dspark_jax.checkpoint.load import read_params
 from dspark_jax.config import DecoderConfig
 from dspark_jax.errors import CheckpointError
 from dspark_jax.evaluation.machine import hardware, versions
+from dspark_jax.files import replace_text
 from dspark_jax.training.card import model_card
 from dspark_jax.training.export import export_draft
 from dspark_jax.training.run_files import RunFiles
@@ -146,9 +147,7 @@ def export_run(
     facts["stored"] = "8-bit integers, a scale a row" if int8 else trainer.target.dtype
     lines = list(trainer.files.metrics())
     card = model_card(trainer.draft, trainer.config, facts, figures, lines)
-    part = out / "README.md.partial"
-    part.write_text(card, encoding="utf-8")
-    part.replace(out / "README.md")
+    replace_text(out / "README.md", card)
 
 
 def curves(run: str | Path, path: str | Path) -> None:

@@ -13,7 +13,6 @@ from dspark_jax.decoding.words import seed_words
 from dspark_jax.testing import byte_tokenizer, tiny_config, tiny_model
 from dspark_jax.testing.tiny import EOS_ID
 from dspark_jax.text import render_chat
-from dspark_jax.training import generate_data as module
 from dspark_jax.training.data_plan import DataConfig, Plan, parse_temperatures, spread
 from dspark_jax.training.generate_data import generate_data
 from dspark_jax.training.rollout import Job, Written, roll_out
@@ -406,10 +405,10 @@ def test_turns_of_a_template():
 
 
 def test_the_settings_file_is_whole(model, tmp_path, monkeypatch):
-    def fail(path, write):
+    def fail(*paths):
         raise OSError("disk full")
 
-    monkeypatch.setattr(module, "write_whole", fail)
+    monkeypatch.setattr("os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
         generate_data(model, PROMPTS, tmp_path, _config())
     assert list(tmp_path.iterdir()) == []
