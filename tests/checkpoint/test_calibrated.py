@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dspark_jax.checkpoint import native, replacing, store
+from dspark_jax.checkpoint import native, store
 from dspark_jax.checkpoint.calibrated import read_draft_config, write_temperatures
 from dspark_jax.checkpoint.convert import convert, verify_stored
 from dspark_jax.checkpoint.load import fit_draft, read_params
@@ -134,7 +134,7 @@ def test_a_failed_write_changes_nothing(drafts, layout, monkeypatch):
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(replacing.os, "replace", full_disk)
+        patch.setattr("os.replace", full_disk)
         with pytest.raises(OSError, match="no space"):
             write_temperatures(drafts / layout, FOUND, 0.0)
     assert folder_bytes(drafts / layout) == files
