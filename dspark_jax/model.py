@@ -18,7 +18,7 @@ from dspark_jax.config import DTYPES, DecoderConfig, DraftConfig
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.errors import CheckpointError
 from dspark_jax.models.params import Tree, flatten, for_cpu, is_stacked, unflatten
-from dspark_jax.spec import Spec, param_shardings, share_tables
+from dspark_jax.spec import Spec, placement, share_tables
 from dspark_jax.text import Tokenizer, load_tokenizer
 from pallas_kernels import Implementation, require_implementation
 
@@ -138,7 +138,7 @@ def load(
             config = dataclasses.replace(config, eos_ids=tokenizer.eos_ids)
     dtype = dtype or config.dtype
     config = dataclasses.replace(config, dtype=dtype)
-    place = _placement(Spec(config, mesh=mesh), "target") if mesh else None
+    place = placement(Spec(config, mesh=mesh), "target") if mesh else None
     _, _, target_params = read_params(path, dtype=dtype, sharding_for=place)
     params: Tree = {"target": target_params}
     draft_config: DraftConfig | None = None
@@ -217,11 +217,6 @@ def _read_draft(
         for leaf, x in flatten(params).items()
     }
     if mesh is not None:
-        placement = _placement(Spec(target, config, mesh), "draft")
-        cast = {leaf: jax.device_put(x, placement(leaf)) for leaf, x in cast.items()}
+        place = placement(Spec(target, config, mesh), "draft")
+        cast = {leaf: jax.device_put(x, place(leaf)) for leaf, x in cast.items()}
     return config, unflatten(cast)
-
-
-def _placement(spec: Spec, part: str):
-    table = flatten(param_shardings(spec)[part])
-    return lambda path: table[path]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,13 @@ from jax.sharding import Mesh, NamedSharding
 from dspark_jax.config import DecoderConfig, DraftConfig
 from dspark_jax.models import dense
 from dspark_jax.models.draft import backbone
-from dspark_jax.models.params import Tree, check_tree, partition, shardings
+from dspark_jax.models.params import (
+    Tree,
+    check_tree,
+    flatten,
+    partition,
+    shardings,
+)
 from pallas_kernels import (
     Implementation,
     implementation_here,
@@ -176,3 +183,9 @@ def param_shardings(spec: Spec) -> Tree:
             rows = (spec.draft.head_rows, spec.draft.backbone.hidden_size)
             tree["draft"]["lm_head"] = {"weight": _head_place(rows, spec.mesh)}
     return tree
+
+
+def placement(spec: Spec, part: str) -> Callable[[tuple[str, ...]], NamedSharding]:
+    """Where a leaf of "target" or "draft" goes, by its path; needs a mesh."""
+    table = flatten(param_shardings(spec)[part])
+    return lambda path: table[path]

@@ -12,11 +12,12 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from dspark_jax.checkpoint import known
-from dspark_jax.checkpoint.load import read_params
+from dspark_jax.checkpoint.load import read_config, read_params
 from dspark_jax.config import DecoderConfig
 from dspark_jax.errors import CheckpointError
 from dspark_jax.evaluation.machine import hardware, versions
 from dspark_jax.files import replace_text
+from dspark_jax.spec import Spec, placement
 from dspark_jax.training.card import model_card
 from dspark_jax.training.export import export_draft
 from dspark_jax.training.run_files import RunFiles
@@ -100,9 +101,12 @@ def make_trainer(
     """A trainer from names; arguments as for `train`."""
     text = _read_text(data)
     path = known.resolve(target, cache_dir=cache_dir)
-    kind, found, params = read_params(path)
+    kind, found = read_config(path)
     if kind != "target" or not isinstance(found, DecoderConfig):
         raise CheckpointError(f"{path} is a {kind}; `target` needs a target model")
+    mesh = _mesh(devices)
+    place = placement(Spec(found, mesh=mesh), "target") if mesh else None
+    _, _, params = read_params(path, sharding_for=place)
     return Trainer(
         found,
         params,
@@ -112,7 +116,7 @@ def make_trainer(
         held_out=held_out,
         features=features,
         cache_bytes=cache_bytes,
-        mesh=_mesh(devices),
+        mesh=mesh,
     )
 
 

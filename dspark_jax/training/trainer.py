@@ -19,7 +19,13 @@ from dspark_jax.checkpoint import store
 from dspark_jax.config import DecoderConfig, DraftConfig, require
 from dspark_jax.models import dense
 from dspark_jax.models.draft import backbone
-from dspark_jax.models.params import Tree, flatten, shardings, unflatten
+from dspark_jax.models.params import (
+    Tree,
+    flatten,
+    partition,
+    shardings,
+    unflatten,
+)
 from dspark_jax.training import bigram, start, target_pass
 from dspark_jax.training.batches import draft_vocabulary
 from dspark_jax.training.corpus import Corpus
@@ -270,12 +276,13 @@ class Trainer:
         return frozen if self.mesh is None else self._spread_tables(frozen)
 
     def _spread_tables(self, frozen: Tree) -> Tree:
+        """Embedding and heads by their vocabulary, the rest on every device."""
         assert self.mesh is not None
-        whole = NamedSharding(self.mesh, PartitionSpec())
-        flat = {
-            path: jax.device_put(np.asarray(leaf), whole)
-            for path, leaf in flatten(frozen).items()
-        }
+        flat = {}
+        for path, leaf in flatten(frozen).items():
+            axes = ("vocab", "embed") if leaf.ndim == 2 else (None,)
+            spec = partition(axes, leaf.shape, self.mesh, {})
+            flat[path] = jax.device_put(leaf, NamedSharding(self.mesh, spec))
         return unflatten(flat)
 
     def _begin(self, target_params: Tree) -> TrainState:
