@@ -14,7 +14,7 @@ from dspark_jax.training.curves import draw
 from dspark_jax.training.export import export_draft
 from dspark_jax.training.run_files import RunFiles
 from dspark_jax.training.trainer import Cadence, Trainer
-from tests.training.conftest import EXACT, RECIPE, text_of
+from tests.training.conftest import EXACT, RECIPE, target_of, text_of
 
 QUIET = Cadence(log=2, measure=0, save=2)
 
@@ -198,3 +198,20 @@ def test_every_head_learns_the_text(target, head, tmp_path):
     trainer.train(cadence=Cadence(log=50, measure=0, save=0))
     lines = list(trainer.files.metrics())
     assert lines[-1]["ce"] < 0.5 * lines[0]["ce"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["llama", "gemma4"])
+def test_every_kind_of_target_can_be_trained_for(text, architecture, tmp_path):
+    config = dataclasses.replace(EXACT, steps=30, cooldown=10, warmup=1)
+    start = "random" if architecture == "gemma4" else "target"
+    config = dataclasses.replace(config, start=start)
+    trainer = make(target_of(architecture), text, config, tmp_path)
+    assert trainer.draft.backbone.architecture == (
+        "gemma4" if architecture == "gemma4" else "qwen3"
+    )
+    trainer.train(cadence=Cadence(log=10, measure=0, save=0))
+    losses = [line["loss"] for line in trainer.files.metrics()]
+    assert np.isfinite(losses).all() and losses[-1] < losses[0]
+    export_draft(tmp_path / "d", trainer.draft, trainer.state.exported, trainer.frozen)
+    assert read_native(tmp_path / "d")[0] == trainer.draft
