@@ -1,6 +1,7 @@
 """No word is drawn twice, and each draw reads the word that is its own."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,25 @@ def test_draft_words_are_those_of_the_length_that_will_be_committed():
     for emitted in range(N + 2):
         then = round_words(seeds, at + emitted, N).draft[:, 0]
         np.testing.assert_array_equal(ahead[:, emitted], then)
+
+
+def test_the_words_of_a_seed_are_these_for_good():
+    """Other words would be as good, and another text of every seed."""
+    high, low, at = 3, 5, 7
+    seeds = jnp.asarray([[high, low]], jnp.uint32)
+    key = jax.random.wrap_key_data(seeds[0], impl="threefry2x32")
+    folded = [jax.random.key_data(jax.random.fold_in(key, i)) for i in range(3)]
+    np.testing.assert_array_equal(fold_seeds((high << 32) | low, 3), folded)
+
+    def word(position, step, purpose):
+        of = functools.reduce(jax.random.fold_in, (position, step, purpose), key)
+        return int(jax.random.bits(of))
+
+    words = round_words(seeds, jnp.asarray([at], jnp.int32), N)
+    fresh = [word(at, step, 0) for step in range(N + 1)]
+    draft = [[word(at + k, step, 1) for step in range(N)] for k in range(N + 2)]
+    np.testing.assert_array_equal(words.fresh[0], fresh)
+    np.testing.assert_array_equal(words.draft[0], draft)
 
 
 @pytest.fixture(scope="module")
