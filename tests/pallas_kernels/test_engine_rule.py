@@ -107,6 +107,9 @@ def test_drafts_that_fall_and_stand_always(random_words):
         )
     # Excluded by both: the engine's device arithmetic lets it stand, this does not.
     assert not judge(0, np.full((ROWS, 3), -np.inf, np.float32)).any()
+    nothing = np.full((1, 3), -np.inf, np.float32)
+    chance = engine.acceptance(nothing, nothing, jnp.zeros(1, jnp.int32))
+    np.testing.assert_array_equal(chance, 0)
 
 
 def test_fresh_rows_draw_from_the_target(rng, random_words):
@@ -126,6 +129,22 @@ def test_fresh_rows_draw_from_the_target(rng, random_words):
     other = draw(weights, seed, position, engine.REPLACEMENT).token
     np.testing.assert_array_equal(rows.token, other)
     assert not rows.accept.any() and (other != want).any()
+
+
+def test_tokens_lie_in_the_order_that_is_asked_for():
+    """A flat row of 8192 tokens is the narrowest with two orders."""
+    p = np.full((8, 8192), -math.log(8192), np.float32)
+    seed, position = np.zeros((8, 2), np.uint32), np.arange(8, dtype=np.int32)
+    none, fresh = np.full(8, -1, np.int32), np.zeros(8, bool)
+    weight = int(engine.fixed_weights(jnp.exp(p[0, :1]))[0])
+    total = jnp.full(8, 8192 * weight, jnp.uint32)
+    point, _ = engine.draw_point(total, seed, position, engine.FRESH)
+    place = np.asarray(point) // weight
+    judge = jax.jit(engine.verify_rows, static_argnames="order")
+    rows = judge(p, p, p, none, fresh, seed, position, order="ids")
+    np.testing.assert_array_equal(rows.token, place)
+    # Control: four tokens in each of 2048 lanes are another order of most of them.
+    assert (place % 4 * 2048 + place // 4 != place).sum() > 5
 
 
 def test_penalty_is_checked():
