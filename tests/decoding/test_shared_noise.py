@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 import dspark_jax as dspark
+from dspark_jax.decoding import laws
 from dspark_jax.decoding import words as words_module
 from dspark_jax.decoding.words import round_words
+from pallas_kernels import noisy_argmax
 from tests.decoding.scripts import with_draft_ids
+from tests.decoding.serving import requests_for
 from tests.models.goldens import arrays, pair
 from tests.models.quick import quick_jit
+from tests.sharding.conftest import make_mesh
 
 NEW, GAMMA = 24, 3
 PROMPTS = ["trace_greedy_p0", "trace_greedy_p1", "trace_sampled_T1_p0"]
@@ -204,3 +208,48 @@ def test_a_reduced_vocabulary_has_the_noise_of_its_ids():
     # One token of the prefill, then rounds of which every draft stands.
     assert out.counters.rounds.tolist() == [24 // (GAMMA + 1)] * 8
     assert set(np.unique(out.tokens)) == {0, 2}
+
+
+@pytest.mark.parametrize(
+    "shape, variant, sure",
+    [
+        (None, "noisy_filtered", dspark.SamplingParams(temperature=1.0, top_k=1)),
+        ((2, 2), "noisy", dspark.SamplingParams()),
+    ],
+)
+def test_draft_and_target_apply_the_settings_of_their_request(shape, variant, sure):
+    """Whole or on a mesh, by columns or by ids; `sure` leaves no choice."""
+    rng = np.random.default_rng(3)
+    settings = [
+        dspark.SamplingParams(temperature=1.0),
+        sure,
+        dspark.SamplingParams(temperature=0.25),
+    ]
+    requests = requests_for(*[settings[i % 3] for i in range(48)])
+    logits = jnp.asarray(rng.normal(size=(48, 16)), jnp.float32)
+    keys = jnp.asarray(rng.integers(0, 2**32, (48, 2), dtype=np.uint32))
+    order = jnp.asarray(rng.permutation(16), jnp.int32)
+    row = jnp.asarray(rng.permutation(48), jnp.int32)
+    spec = dspark.Spec(dspark.testing.tiny_config(), mesh=shape and make_mesh(*shape))
+
+    @quick_jit
+    def run(logits, keys):
+        at = spec, variant
+        drafts = laws.choose(*at, logits, requests, keys)[0]
+        columns = laws.choose(*at, logits[:, order], requests, keys, order)[0]
+        verdict = laws.verify(
+            *at, logits[row], requests, row, drafts[row], None, row % 3 != 0, keys[row]
+        )
+        return drafts, order[columns], verdict
+
+    drafts, by_id, verdict = run(logits, keys)
+    noisy = np.asarray(noisy_argmax(logits, requests.scale, keys))
+    first = np.asarray(logits).argmax(1)
+    expected = np.where(np.arange(48) % 3 == 1, first, noisy)
+    np.testing.assert_array_equal(drafts, expected)
+    np.testing.assert_array_equal(by_id, expected)
+    np.testing.assert_array_equal(verdict.token, expected[row])
+    assert verdict.accept.all()
+    # Control: at one temperature, unfiltered, both kinds would have other tokens.
+    warm = np.asarray(noisy_argmax(logits, jnp.full(48, requests.scale[0]), keys))
+    assert (warm != first)[1::3].any() and (warm != noisy)[2::3].any()
