@@ -32,12 +32,11 @@ class Transformers:
     def setup(self, folder, config, threads, dtype, settings, prompts):
         """Loads and checks the model, and chooses the faster dtype on `auto`."""
         limit_threads(threads)
-        for name in ("torch", "transformers"):
-            try:
-                module = importlib.import_module(name)
-            except ImportError as error:
-                raise Unavailable(f"not installed ({error})") from error
-            setattr(self, name, module)
+        try:
+            self.torch = importlib.import_module("torch")
+            self.transformers = importlib.import_module("transformers")
+        except ImportError as error:
+            raise Unavailable(f"not installed ({error})") from error
         self.torch.set_num_threads(threads)
         self.transformers.logging.set_verbosity_error()
         self.settings = settings
@@ -90,17 +89,20 @@ class Transformers:
             max_new_tokens=max_new_tokens,
             eos_token_id=stop_ids,
             pad_token_id=stop_ids[0],
-            num_assistant_tokens=self.settings["draft_length"],
-            num_assistant_tokens_schedule="constant",
             **extra,
         )
-        with torch.inference_mode():
-            self.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                generation_config=options,
-                streamer=streamer,
-            )
+        layers = self.model.config.num_hidden_layers
+        try:
+            with torch.inference_mode():
+                self.model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    generation_config=options,
+                    streamer=streamer,
+                )
+        finally:
+            # Early exit lowers it while it drafts, and leaves it so when it fails.
+            self.model.config.num_hidden_layers = layers
         _, *new = streamer.deliveries
         tokens = [token for _, some in new for token in some]
         return {
@@ -121,6 +123,9 @@ class Transformers:
         if missing or left.unexpected_keys:
             raise Unavailable(f"failed: weights do not fit: {left}")
         model.tie_weights()
+        # Early exit drafts as the model's own settings say, not as a call's do.
+        model.generation_config.num_assistant_tokens = self.settings["draft_length"]
+        model.generation_config.num_assistant_tokens_schedule = "constant"
         return model.to(getattr(self.torch, dtype)).eval()
 
     def _check(self, folder, model):
