@@ -25,14 +25,12 @@ class Dspark:
         assert tokenizer is not None
         groups = held_out(count)
         # Domains take turns.
-        turns = [
-            {"domain": domain, "text": texts[row]}
-            for row in range(count)
-            for domain, texts in groups.items()
-        ]
-        for turn in turns:
-            text = render_chat(tokenizer, turn["text"])
-            turn["ids"] = tokenizer.encode(text, special=False)
+        turns = []
+        for row in range(count):
+            for domain, texts in groups.items():
+                chat = render_chat(tokenizer, texts[row])
+                ids = tokenizer.encode(chat, special=False)
+                turns.append({"domain": domain, "text": texts[row], "ids": ids})
         return {
             "prompts": turns,
             "stop_ids": list(self.model.spec.target.eos_ids),
