@@ -16,6 +16,7 @@ def figure_class() -> Any:
       ValueError: matplotlib is missing.
     """
     try:
+        importlib.import_module("matplotlib")
         return importlib.import_module("matplotlib.figure").Figure
     except ImportError:
         raise ValueError(
