@@ -33,6 +33,7 @@ WEIGHTS := $(VENV)/.stamp-model
 # The kernels are compiled in an environment of their own: with a CUDA plugin beside
 # it, JAX would look for a GPU in every test. Another version: JAX='==0.11.2'.
 GPU_VENV ?= .venv-gpu
+LOWERING_ARGS ?=
 JAX ?=
 GPU_READY := $(GPU_VENV)/.stamp-gpu
 
@@ -73,7 +74,7 @@ draft: $(WEIGHTS)
 	    --minutes $(MINUTES) --int8 --out checkpoints/smollm2-135m-dspark
 
 gpu-lowering: $(GPU_READY)
-	PYTHONPATH=. $(GPU_VENV)/bin/python scripts/check_gpu_lowering.py
+	PYTHONPATH=. $(GPU_VENV)/bin/python scripts/check_gpu_lowering.py $(LOWERING_ARGS)
 
 clean:
 	rm -rf $(VENV) $(GPU_VENV) build dist .pytest_cache .ruff_cache

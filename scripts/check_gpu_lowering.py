@@ -182,7 +182,7 @@ def compile_cases(arch: str, folder: Path, only: str) -> list[dict[str, Any]]:
     place = jax.sharding.SingleDeviceSharding(device)
     results: list[dict[str, Any]] = []
     chosen = [*cases(), *(programs() if arch == PROGRAM_ARCH else [])]
-    for case in (case for case in chosen if only in case.name):
+    for case in (case for case in chosen if re.search(only, case.name)):
         args = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), case.args
         )
@@ -291,7 +291,9 @@ def main() -> int:
     parser.add_argument("--arch", action="append", choices=sorted(DEVICES))
     parser.add_argument("--max-registers", type=int, default=128)
     parser.add_argument("--markdown", type=Path, help="write the table here")
-    parser.add_argument("--only", default="", help="cases with this in their name")
+    parser.add_argument(
+        "--only", default="", help="cases whose name this expression finds"
+    )
     parser.add_argument("--compile", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.compile:

@@ -113,6 +113,7 @@ def test_confidence_and_overlap_are_of_the_verified_drafts(model, sampled):
         assert abs(log.overlap[0] - overlap[0]) > 1e-5
 
 
+@pytest.mark.slow
 def test_nothing_changes_without_a_trace(model, sampled, monkeypatch):
     fetched = []
 

@@ -106,7 +106,7 @@ def arguments(case: Layout) -> tuple[jax.Array, ...]:
     [
         Layout(8, 1025, 2, 16, BF16, pk.TOTAL, 1),
         pytest.param(Layout(8, 2047, 3, 8, F32, 50, 2), marks=pytest.mark.slow),
-        Layout(6, 7, 1, 4, F32, pk.TOTAL, 3),
+        pytest.param(Layout(6, 7, 1, 4, F32, pk.TOTAL, 3), marks=pytest.mark.slow),
     ],
     ids=str,
 )
