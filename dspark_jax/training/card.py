@@ -111,16 +111,15 @@ def _hours(lines: Sequence[dict[str, Any]]) -> float:
 
 
 def _figures(figures: dict[str, Any]) -> list[str]:
-    listed = lambda values: ", ".join(f"{x:.3f}" for x in values) or "-"  # noqa: E731
     error = figures["confidence_error"]
     return [
         f"| accepted length, greedy, bonus included | "
         f"{_number(figures['greedy_length'])} |",
         f"| conditional acceptance by position, greedy | "
-        f"{listed(figures['greedy_conditional'])} |",
+        f"{_listed(figures['greedy_conditional'])} |",
         f"| expected accepted length at temperature 1 | "
         f"{_number(figures['expected_length'])} |",
-        f"| sum of min(p, q) by position | {listed(figures['acceptance'])} |",
+        f"| sum of min(p, q) by position | {_listed(figures['acceptance'])} |",
         f"| mean absolute error of the confidence | {_number(error)} |",
     ]
 
@@ -166,6 +165,10 @@ def _start(config: TrainConfig) -> str:
     if config.bigram_steps:
         return f"{layers}, Markov head from {config.bigram_steps} steps on bigrams"
     return layers
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{x:.3f}" for x in values) or "-"
 
 
 def _number(value: float | None) -> str:

@@ -23,7 +23,7 @@ from dspark_jax.training.export import export_draft
 from dspark_jax.training.run_files import RunFiles
 from dspark_jax.training.sequences import Sequences, join, read_sequences
 from dspark_jax.training.settings import TrainConfig, read_recipe
-from dspark_jax.training.trainer import Cadence, Trainer
+from dspark_jax.training.trainer import EVERY, Cadence, Trainer
 
 
 def train(
@@ -37,7 +37,7 @@ def train(
     held_out: int = 64,
     features: str | Path | None = None,
     cache_bytes: int | None = None,
-    cadence: Cadence | None = None,
+    cadence: Cadence = EVERY,
     devices: tuple[int, int] = (1, 1),
 ) -> Trainer:
     """Trains a draft for a target, or goes on with a run.
@@ -74,7 +74,7 @@ def train(
         cache_bytes=cache_bytes,
         devices=devices,
     )
-    complete = trainer.train(minutes=minutes, cadence=cadence or Cadence())
+    complete = trainer.train(minutes=minutes, cadence=cadence)
     if complete and out is not None:
         export_run(trainer, out, trainer.measure()["held_out"], str(target))
     return trainer

@@ -60,6 +60,9 @@ class Cadence:
     measured: int = 24
 
 
+EVERY = Cadence()
+
+
 class Trainer:
     """One run in one folder.
 
@@ -159,7 +162,7 @@ class Trainer:
         *,
         minutes: float | None = None,
         most: int | None = None,
-        cadence: Cadence = Cadence(),  # noqa: B008
+        cadence: Cadence = EVERY,
         report: Callable[[dict[str, Any]], None] = lambda line: None,
     ) -> bool:
         """Steps until the run is over or the time is.

@@ -12,6 +12,7 @@ from dspark_jax.models.draft import backbone
 from dspark_jax.models.params import check_tree, flatten
 from dspark_jax.training.curves import draw
 from dspark_jax.training.export import export_draft
+from dspark_jax.training.held_out import held_out_figures
 from dspark_jax.training.run_files import RunFiles
 from dspark_jax.training.trainer import Cadence, Trainer
 from tests.training.conftest import EXACT, RECIPE, target_of, text_of
@@ -113,6 +114,19 @@ def test_an_exported_draft_is_read_as_it_was_trained(whole, tmp_path):
     average = trained[("norm", "weight")]
     assert (np.asarray(have[("norm", "weight")]) == np.asarray(average)).all()
     assert (np.asarray(last) != np.asarray(average)).any()
+
+
+def test_what_is_measured_is_what_is_exported(whole, monkeypatch):
+    monkeypatch.setattr(whole.files, "append", lambda line: None)
+
+    def figures(params):
+        return held_out_figures(
+            whole.draft, whole.config, params, whole.frozen, whole.corpus
+        ).to_json()
+
+    measured = whole.measure()["held_out"]
+    assert measured == figures(whole.state.exported)
+    assert measured["acceptance"] != figures(whole.state.params)["acceptance"]
 
 
 def test_settings_that_do_not_fit(target, text, tmp_path):
