@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dspark_jax.checkpoint import known, native
+from dspark_jax.checkpoint.draft import read_draft
 from dspark_jax.checkpoint.load import fit_draft, read_config, read_params
 from dspark_jax.checkpoint.vocabulary import check_vocabulary
 from dspark_jax.config import DTYPES, DecoderConfig, DraftConfig
@@ -201,14 +202,7 @@ def _tokenizer(path: Path) -> Tokenizer | None:
 def _read_draft(
     path: Path, target: DecoderConfig, dtype: str, mesh: Mesh | None
 ) -> tuple[DraftConfig, Tree]:
-    if native.is_native(path):
-        config, params = native.read_native(path)
-    else:
-        kind, found = read_config(path)
-        if kind != "draft" or not isinstance(found, DraftConfig):
-            raise CheckpointError(f"{path} is a {kind}; `draft` needs a draft model")
-        config = found
-        _, _, params = read_params(path, dtype=dtype, tables="own")
+    config, params = read_draft(path, dtype=dtype)
     config, params = fit_draft(target, config, params)
     backbone = dataclasses.replace(config.backbone, dtype=dtype)
     config = dataclasses.replace(config, backbone=backbone)

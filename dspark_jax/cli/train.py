@@ -46,6 +46,9 @@ def train(
         float | None, typer.Option(help="Stop and save after so long.")
     ] = None,
     held_out: Annotated[int, typer.Option(help="Sequences only measured on.")] = 64,
+    base: Annotated[
+        str | None, typer.Option(help="Go on from this draft, not from new weights.")
+    ] = None,
     features: Annotated[
         Path | None,
         typer.Option(help="Folder of target features, which runs may share."),
@@ -85,6 +88,7 @@ def train(
                 run,
                 config,
                 held_out=held_out,
+                base=base,
                 features=features,
                 cache_bytes=None if features_gb is None else int(features_gb * 2**30),
                 devices=(data_parallel, tensor_parallel),

@@ -22,7 +22,7 @@ def model_card(
       draft: the draft.
       config: the run's settings.
       facts: target, machine, versions, sequences, answer_tokens, coverage, bytes,
-        stored.
+        stored, and based, whether it goes on from another draft.
       figures: of the exported weights, `HeldOut.to_json`.
       lines: the run's metrics.
     """
@@ -72,7 +72,7 @@ def model_card(
             f"| loss | {_loss(config)} |",
             f"| supervision | {_supervision(config)} |",
             f"| optimiser | {_optimiser(config)} |",
-            f"| start | {_start(config)} |",
+            f"| start | {'a trained draft' if facts['based'] else _start(config)} |",
             f"| seed | {config.seed} |",
             f"| versions | {versions} |",
             "",

@@ -1,11 +1,14 @@
-"""Where a draft's weights start: at random, or from the target's last layers."""
+"""Where a draft's weights start: at random, from the target, or from a draft."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dspark_jax.checkpoint.pair import check_pair
 from dspark_jax.config import DecoderConfig, DraftConfig
 from dspark_jax.models.draft import backbone
 from dspark_jax.models.params import Tree, flatten, layer_at, random_params, unflatten
@@ -82,6 +85,40 @@ def target_start(
     gain = target_params["norm"]["weight"].astype(jnp.float32)
     # Few layers know less than the target does: a flatter law to begin with.
     flat[("norm", "weight")] = 0.3 * gain
+    return unflatten(flat)
+
+
+def base_config(target: DecoderConfig, draft: DraftConfig) -> DraftConfig:
+    """Settings of a draft that is trained on, without its calibration.
+
+    Raises:
+      CheckpointError: it belongs to another target.
+      ValueError: tables of its own, which training would leave behind.
+    """
+    own = [n for n in ("own_embed", "own_head") if getattr(draft, n)]
+    if own:
+        raise ValueError(
+            f"the draft to go on from has {' and '.join(own)}; training uses the "
+            "target's embedding and head: convert the draft without them"
+        )
+    fitted = check_pair(target, draft)
+    return dataclasses.replace(fitted, confidence_temperatures=None, calibrated_at=None)
+
+
+def base_start(params: Tree, scale: np.ndarray) -> Tree:
+    """Float32 weights of a draft, as training holds them.
+
+    Args:
+      params: of the draft, layers stacked.
+      scale: float32[m * H]. What the features are divided by before `fc`.
+    """
+    # Copies: a step donates its state, and the draft stays the caller's.
+    flat = {
+        path: jnp.array(leaf, jnp.float32)
+        for path, leaf in flatten(params).items()
+        if path != ("d2t",)
+    }
+    flat[("fc", "weight")] = flat[("fc", "weight")] * jnp.asarray(scale)[None]
     return unflatten(flat)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from dspark_jax.checkpoint import known
+from dspark_jax.checkpoint.draft import read_draft
 from dspark_jax.checkpoint.load import read_config, read_params
 from dspark_jax.config import DecoderConfig
 from dspark_jax.errors import CheckpointError
@@ -35,6 +36,7 @@ def train(
     config: TrainConfig | None = None,
     minutes: float | None = None,
     held_out: int = 64,
+    base: str | Path | None = None,
     features: str | Path | None = None,
     cache_bytes: int | None = None,
     cadence: Cadence = EVERY,
@@ -51,6 +53,8 @@ def train(
       config: settings; None: the paper's.
       minutes: of this sitting.
       held_out: sequences at the end of the text that are only measured on.
+      base: a draft whose training goes on, with its shape and vocabulary; as for
+        `load`.
       features: folder of target features, which runs may share; None: inside `run`.
       cache_bytes: its size at most; None: no limit, 0: nothing is kept.
       cadence: how often to log, measure and save.
@@ -70,6 +74,7 @@ def train(
         run,
         config or TrainConfig(),
         held_out=held_out,
+        base=base,
         features=features,
         cache_bytes=cache_bytes,
         devices=devices,
@@ -95,6 +100,7 @@ def make_trainer(
     held_out: int,
     features: str | Path | None,
     cache_bytes: int | None,
+    base: str | Path | None = None,
     devices: tuple[int, int] = (1, 1),
     cache_dir: str | Path | None = None,
 ) -> Trainer:
@@ -107,6 +113,9 @@ def make_trainer(
     mesh = _mesh(devices)
     place = placement(Spec(found, mesh=mesh), "target") if mesh else None
     _, _, params = read_params(path, sharding_for=place)
+    start = None
+    if base is not None:
+        start = read_draft(known.resolve(base, cache_dir=cache_dir), tables="target")
     return Trainer(
         found,
         params,
@@ -116,6 +125,7 @@ def make_trainer(
         held_out=held_out,
         features=features,
         cache_bytes=cache_bytes,
+        base=start,
         mesh=mesh,
     )
 
@@ -146,6 +156,7 @@ def export_run(
         "sequences": len(trainer.corpus.trained),
         "answer_tokens": int(trainer.corpus.mask[trainer.corpus.trained].sum()),
         "coverage": trainer.corpus.coverage(),
+        "based": trainer.base is not None,
     }
     facts["bytes"] = (out / "model.safetensors").stat().st_size
     facts["stored"] = "8-bit integers, a scale a row" if int8 else trainer.target.dtype

@@ -72,6 +72,7 @@ class Trainer:
       state: weights, average, moments, steps.
       frozen: tables and factors that are not trained.
       corpus: text and supervision.
+      base: weights of the draft whose training goes on, or None.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Trainer:
         held_out: int = 64,
         features: str | Path | None = None,
         cache_bytes: int | None = None,
+        base: tuple[DraftConfig, Tree] | None = None,
         mesh: Mesh | None = None,
     ):
         """Sets a run up, or goes on with the one in the folder.
@@ -100,6 +102,9 @@ class Trainer:
             share; None: inside the run's.
           cache_bytes: its size at most; 0 computes everything anew each time, None
             has no limit.
+          base: a draft whose training goes on: its shape, vocabulary and weights stand
+            in for `config.draft`, `config.start` and `config.bigram_steps`. It is
+            given again when the run goes on.
           mesh: devices with axes "data" and "tensor": sequences of a batch are split
             over the first, weights as declared over the second.
 
@@ -108,7 +113,12 @@ class Trainer:
             run in the folder.
         """
         self.target, self.config, self.mesh = target, config, mesh
-        self.draft: DraftConfig = draft_config(target, config.draft)
+        self.draft: DraftConfig = (
+            draft_config(target, config.draft)
+            if base is None
+            else start.base_config(target, base[0])
+        )
+        self.base = None if base is None else base[1]
         self.files = RunFiles(run)
         if mesh is not None:
             size = mesh.shape.get("data", 1)
@@ -123,6 +133,7 @@ class Trainer:
             "target": _fingerprint(target_params),
             "text": int(zlib.crc32(np.ascontiguousarray(text.tokens).tobytes())),
             "held_out": held_out,
+            "base": None if base is None else _fingerprint(base[1]),
         }
         self.files.check(config, facts)
         cache = None
@@ -263,8 +274,12 @@ class Trainer:
         if rows is not None:
             text, trained = self.corpus.text, self.corpus.trained
             written = text.written[trained]
-            d2t = draft_vocabulary(
-                text.tokens[trained][written], rows, self.target.vocab_size
+            d2t = (
+                draft_vocabulary(
+                    text.tokens[trained][written], rows, self.target.vocab_size
+                )
+                if self.base is None
+                else np.asarray(self.base["d2t"])
             )
             t2d = np.full(self.target.vocab_size, -1, np.int32)
             t2d[d2t] = np.arange(rows, dtype=np.int32)
@@ -310,8 +325,10 @@ class Trainer:
 
     def _start(self, target_params: Tree) -> Tree:
         config, draft = self.config, self.draft
+        scale = np.asarray(self.frozen["scale"])
+        if self.base is not None:
+            return start.base_start(self.base, scale)
         if config.start == "target":
-            scale = np.asarray(self.frozen["scale"])
             params = start.target_start(
                 draft, self.target, target_params, scale, config.seed
             )
