@@ -20,8 +20,12 @@ def survival(confidence: jax.Array) -> jax.Array:
 def allocate(values: jax.Array, total: jax.Array) -> jax.Array:
     """See `pallas_kernels.allocate.allocate`."""
     requests, drafts = values.shape
+    # Floats >= 0 are in the order of their bits, and integers sort several times
+    # faster. One kind of zero; anything negative comes last.
+    bits = jax.lax.bitcast_convert_type(values.reshape(-1), jnp.int32)
+    key = jnp.where(values.reshape(-1) == 0, 0, -bits)
     # A stable sort keeps equal values in flat order.
-    order = jnp.argsort(-values.reshape(-1), stable=True)
+    order = jnp.argsort(key, stable=True)
     places = jnp.arange(requests * drafts, dtype=jnp.int32)
     rank = jnp.zeros_like(places).at[order].set(places)
     wins = rank.reshape(requests, drafts) < total - requests
