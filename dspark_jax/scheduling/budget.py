@@ -24,6 +24,8 @@ from jax import lax
 from dspark_jax.config import require
 from pallas_kernels.allocate import allocate
 
+Number = jax.Array | np.ndarray | float
+
 # Sizes up to here keep half of a slope's bits times a size exact, see `size_ms`.
 LARGEST_SIZE = 4096
 
@@ -73,9 +75,7 @@ def curve(sizes: Sequence[int] | np.ndarray, ms: Sequence[float] | np.ndarray) -
     return Curve(given.astype(np.int32), times)
 
 
-def size_ms(
-    curve: Curve, slope: jax.Array | float, sampler_ms: jax.Array | float
-) -> jax.Array:
+def size_ms(curve: Curve, slope: Number, sampler_ms: Number) -> jax.Array:
     """Milliseconds of a round in each compiled size: ms + max(0, slope) size + sampler.
 
     The slope multiplies the rows that run, padding included, and the curve is a lower
@@ -104,8 +104,8 @@ def size_ms(
 
 def ms_by_total(
     curve: Curve,
-    slope: jax.Array | float,
-    sampler_ms: jax.Array | float,
+    slope: Number,
+    sampler_ms: Number,
     totals: int,
 ) -> jax.Array:
     """Milliseconds of a round, by its rows: each total in the smallest size that fits.
@@ -136,8 +136,8 @@ def choose_total(
     values: jax.Array,
     live: jax.Array,
     curve: Curve,
-    slope: jax.Array | float,
-    sampler_ms: jax.Array | float,
+    slope: Number,
+    sampler_ms: Number,
 ) -> tuple[jax.Array, jax.Array]:
     """The total of rows with the most expected tokens a millisecond.
 
