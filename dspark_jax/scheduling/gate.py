@@ -282,9 +282,7 @@ def margin_gate(top1_minus_top2: jax.Array, threshold: float | jax.Array) -> jax
     return ~(top1_minus_top2 < threshold)
 
 
-def threshold_lengths(
-    confidence: jax.Array, threshold: float | jax.Array
-) -> jax.Array:
+def threshold_lengths(confidence: jax.Array, threshold: float | jax.Array) -> jax.Array:
     """The longest prefix whose chance to stand as a whole is at least a threshold.
 
     Survival never rises along a block, so draft j is in for what confidences 1..j say:
