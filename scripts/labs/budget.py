@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dspark_jax.plotting import figure_class, save_figure
-from dspark_jax.scheduling.budget import choose_total, curve
+from dspark_jax.scheduling.budget import choose_total, curve, size_ms
+from dspark_jax.scheduling.profile_curve import trimmed_mean
 from dspark_jax.tables import markdown_table
 from pallas_kernels import allocate, carried, survival
 
@@ -91,12 +92,6 @@ def on_the_device(
     return allocate(jnp.where((index >= 0)[:, None], values, fill), total).tolist()
 
 
-def trimmed_mean(times: Sequence[Fraction]) -> Fraction:
-    """Mean without the smallest and the largest."""
-    kept = sorted(times)[1:-1]
-    return sum(kept, Fraction(0)) / len(kept)
-
-
 def report(options: argparse.Namespace, show: Show) -> None:
     """Shows every table."""
     slope, sampler, points = options.slope, options.sampler, options.curve
@@ -135,12 +130,14 @@ def report(options: argparse.Namespace, show: Show) -> None:
     columns = ["curve", "graph:ms", "total", "newer", "older"]
     show(markdown_table(columns, table))
 
-    times = options.timings
-    show(f"\ntimings {_list(times)} trim to {trimmed_mean(times)}")
+    times = [float(ms) for ms in options.timings]
+    show(f"\ntimings {_list(options.timings)} trim to {trimmed_mean(times):g}")
     size, ms = options.forward
+    slope = float(options.forward_slope)
+    forward = size_ms(curve([int(size)], [float(ms)]), slope, float(sampler))
     show(
-        f"{ms} at {size} positions, slope {options.forward_slope}, sampler {sampler}: "
-        f"{ms + options.forward_slope * size + sampler}\n"
+        f"{ms} at {size} positions, slope {slope:g}, sampler {sampler}: "
+        f"{float(forward[0]):g}\n"
     )
     device(options, show)
     show("\npublished estimates, tokens/s:\n")
