@@ -13,12 +13,14 @@ random point and word that makes a difference tried.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -87,26 +89,50 @@ def integer_law(p: Law, q: Law, alpha: Fraction | None, total: int) -> Law:
       alpha: None: the exact rule.
       total: units of a row, S.
     """
-    rows = [integer_row("target", p, total), integer_row("draft", q, total)]
-    count = total if alpha is None else _replacements(*rows, alpha, total)
+    target, draft = integer_row("target", p, total), integer_row("draft", q, total)
+    count = 1 if alpha is None else _replacements(target, draft, alpha, total)
     # Draft points, and for each of them as many words as residuals have units.
     point, unit = np.indices((total, count)).reshape(2, -1)
-    if alpha is None:
-        point, unit = np.arange(total), np.zeros(total, np.int64)
-    size = len(point)
-    target, draft = (jnp.asarray(np.tile(row, (size, 1)), jnp.int32) for row in rows)
-    ids, offsets = pk.draw(draft, jnp.asarray(point, jnp.int32))
-    verify, fresh = jnp.ones(size, bool), jnp.zeros(size, jnp.int32)
+    # The smallest 64-bit word that the unit's interval holds.
+    words = [-(-int(k) * 2**64 // count) for k in unit]
+    pairs = np.asarray([[w >> 32, w & 0xFFFFFFFF] for w in words], np.uint32)
+    bent = None if alpha is None else float(alpha)
+    rows = _judged(target, draft, point, pairs, bent, total)
+    found = np.bincount(np.asarray(rows.token), minlength=len(p))
+    return tuple(Fraction(int(n), len(point)) for n in found)
+
+
+def _judged(
+    p: list[int],
+    q: list[int],
+    points: np.ndarray,
+    words: np.ndarray,
+    alpha: float | None,
+    total: int,
+) -> pk.VerifiedRows:
+    """Rows that draft by their points and are verified."""
+    count = len(points)
+    target, draft = (jnp.asarray(np.tile(row, (count, 1)), jnp.int32) for row in (p, q))
+    point, pair = jnp.asarray(points, jnp.int32), jnp.asarray(words)
+    return _verified(target, draft, point, pair, alpha=alpha, total=total)
+
+
+@functools.partial(jax.jit, static_argnames=("alpha", "total"))
+def _verified(
+    target: jax.Array,
+    draft: jax.Array,
+    points: jax.Array,
+    words: jax.Array,
+    *,
+    alpha: float | None,
+    total: int,
+) -> pk.VerifiedRows:
+    ids, offsets = pk.draw(draft, points)
+    verify, fresh = jnp.ones(points.shape, bool), jnp.zeros_like(points)
     args = (target, draft, ids, offsets, verify, fresh)
     if alpha is None:
-        out = pk.verify_rows(*args, total=total)
-    else:
-        # The smallest 64-bit word that the unit's interval holds.
-        words = [-(-int(k) * 2**64 // count) for k in unit]
-        pairs = jnp.asarray([[w >> 32, w & 0xFFFFFFFF] for w in words], jnp.uint32)
-        out = penalised.verify_rows(*args, pairs, alpha=float(alpha), total=total)
-    found = np.bincount(np.asarray(out.token), minlength=len(p))
-    return tuple(Fraction(int(n), size) for n in found)
+        return pk.verify_rows(*args, total=total)
+    return penalised.verify_rows(*args, words, alpha=alpha, total=total)
 
 
 def integer_row(name: str, law: Law, total: int) -> list[int]:
@@ -119,13 +145,8 @@ def integer_row(name: str, law: Law, total: int) -> list[int]:
 
 def _replacements(p: list[int], q: list[int], alpha: Fraction, total: int) -> int:
     """Units of the residual, as the penalised rule rounds it."""
-    args = [jnp.asarray([row], jnp.int32) for row in (p, q)]
-    one, zero = jnp.ones(1, bool), jnp.zeros(1, jnp.int32)
-    words = jnp.zeros((1, 2), jnp.uint32)
-    ids, offsets = pk.draw(args[1], zero)
-    rows = penalised.verify_rows(
-        *args, ids, offsets, one, zero, words, alpha=float(alpha), total=total
-    )
+    nothing = np.zeros((1, 2), np.uint32)
+    rows = _judged(p, q, nothing[:, 0], nothing, float(alpha), total)
     # The proxy is 1 less the residual's mass. Equal rows have none, and use none.
     return max(1, round((1 - float(rows.accept_prob[0])) * total))
 

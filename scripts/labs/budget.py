@@ -80,7 +80,7 @@ def chosen(values: Rows, points: Points, slope: Fraction, sampler: Fraction) -> 
 
 def lengths(raw: Rows, total: int) -> list[int]:
     """Rows of each request."""
-    return allocate(survival(_floats(raw)), total).tolist()
+    return allocate(survival(_floats(raw)), jnp.int32(total)).tolist()
 
 
 def on_the_device(
@@ -89,7 +89,8 @@ def on_the_device(
     """Rows of each request when rows without a predecessor are filled with a number."""
     index = jnp.asarray(source, jnp.int32)
     values = carried(survival(_floats(raw)), index)
-    return allocate(jnp.where((index >= 0)[:, None], values, fill), total).tolist()
+    filled = jnp.where((index >= 0)[:, None], values, fill)
+    return allocate(filled, jnp.int32(total)).tolist()
 
 
 def report(options: argparse.Namespace, show: Show) -> None:
