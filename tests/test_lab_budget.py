@@ -1,6 +1,7 @@
 """The budget lab in process; its tables are those of the page."""
 
 import json
+import re
 from fractions import Fraction as F
 from pathlib import Path
 
@@ -108,3 +109,12 @@ def test_arguments_are_checked():
     ):
         with pytest.raises(SystemExit):
             run(*arguments)
+
+
+def test_commands_of_the_document_run():
+    text = (FOLDER.parent.parent.parent / "docs" / "labs.md").read_text()
+    found = re.findall(r"python -m scripts\.labs\.budget (\S.*?)`?$", text, re.M)
+    assert len(found) == 3
+    assert "chosen total 4," in run(*found[0].split())
+    assert "newer confidences [3, 3]" in run(*found[1].split())
+    assert "[3, 2, 3]" in run(*found[2].split())

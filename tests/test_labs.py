@@ -180,3 +180,15 @@ def test_gate_decides_by_the_arguments():
     assert "published: verify 1" in out
     with pytest.raises(SystemExit):
         run(gate, "--rates", "0.5,0.5")
+
+
+def test_commands_of_the_document_do_what_it_says():
+    text = (Path(__file__).parent.parent / "docs" / "labs.md").read_text()
+    found = re.findall(r"python -m scripts\.labs\.acceptance (\S.*?)`?$", text, re.M)
+    assert found == ["--alpha 99/100", "--target 1,0,0 --draft 1/2,1/2,0"]
+    smaller, surprised = (run(acceptance, *line.split()) for line in found)
+    # The direction of 9/10 and its bound, about a tenth as large.
+    rows = [re.findall(r"^\| \w \|.*\| (\S+) \|$", smaller, re.M)[:3]]
+    assert [F(x) for x in rows[0]] == [F(-1, 618), 0, F(1, 618)]
+    assert "| A | 1 | 1/2 |" in surprised and "| B | 0 | 1/2 |" in surprised
+    assert "own chance is 0 or 1: A, B" in surprised

@@ -21,9 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from dspark_jax.config import require
-from dspark_jax.scheduling.gate_costs import GateCosts as GateCosts
-from dspark_jax.scheduling.gate_costs import linear_costs as linear_costs
-from dspark_jax.scheduling.gate_costs import measured_costs as measured_costs
+from dspark_jax.scheduling.gate_costs import GateCosts
 from pallas_kernels.allocate import survival
 
 # Rates that are equal on paper differ by rounding; a gain below this is none. Sixteen

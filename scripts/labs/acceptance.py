@@ -7,7 +7,7 @@
 The standard rule takes what replaces a fallen draft from max(P - Q, 0), the penalised
 one from max(P - alpha Q, 0). The tables show what is emitted under both. `--integer S`
 adds the law that the serving functions have on integer rows of total S, with every
-random point and word that makes a difference tried.
+random point tried, and a word for every unit of a residual.
 """
 
 from __future__ import annotations
@@ -82,6 +82,9 @@ def grid_laws(parts: int, tokens: int = 3) -> list[Law]:
 
 def integer_law(p: Law, q: Law, alpha: Fraction | None, total: int) -> Law:
     """Law of the serving functions on integer rows, by trying every number.
+
+    A unit of the penalised residual is hit by equally many 64-bit words as any other,
+    to within one; one word stands for them here.
 
     Args:
       p: of the target; `total` times it must be integers.

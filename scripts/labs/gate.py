@@ -18,15 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from dspark_jax.plotting import figure_class, save_figure
-from dspark_jax.scheduling.gate import (
+from dspark_jax.scheduling import (
     GateConfig,
     GateCosts,
+    fit_verification,
     gate_decide,
     gate_decide_causal,
     gate_speed,
     linear_costs,
 )
-from dspark_jax.scheduling.gate_costs import fit_verification
 from dspark_jax.tables import markdown_table
 from scripts.labs import gate_reported
 

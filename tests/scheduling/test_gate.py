@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dspark_jax.scheduling.gate import (
+from dspark_jax.scheduling import (
     GateConfig,
     GateState,
+    fit_verification,
     gate_decide,
     gate_decide_causal,
     gate_mean_rate,
@@ -19,13 +20,13 @@ from dspark_jax.scheduling.gate import (
     gate_speed,
     gate_start,
     gate_update,
+    is_probe,
     linear_costs,
     margin_gate,
     measured_costs,
+    probe_period,
     threshold_lengths,
 )
-from dspark_jax.scheduling.gate_costs import fit_verification
-from dspark_jax.scheduling.reprobe import is_probe, probe_period
 
 FOLDER = Path(__file__).parent.parent / "data" / "scheduling"
 SUNK, PUBLISHED = GateConfig(), GateConfig(skip_pays_draft=False)

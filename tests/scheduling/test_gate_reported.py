@@ -7,7 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from dspark_jax.scheduling.gate import GateConfig, gate_speed, linear_costs
+from dspark_jax.scheduling import GateConfig, gate_speed, linear_costs
 from scripts.labs import gate_reported
 
 FILE = (

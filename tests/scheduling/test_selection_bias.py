@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dspark_jax.scheduling.gate import (
+from dspark_jax.scheduling import (
     GateConfig,
     gate_decide,
     gate_decide_causal,
