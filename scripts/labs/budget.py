@@ -21,7 +21,7 @@ import numpy as np
 
 from dspark_jax.plotting import figure_class, save_figure
 from dspark_jax.scheduling.budget import choose_total, curve, size_ms
-from dspark_jax.scheduling.profile_curve import trimmed_mean
+from dspark_jax.scheduling.profiling import trimmed_mean
 from dspark_jax.tables import markdown_table
 from pallas_kernels import allocate, carried, survival
 
