@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from dspark_jax.checkpoint.calibrated import write_temperatures
 from dspark_jax.config import require
 from dspark_jax.evaluation.prompts import held_out
-from dspark_jax.generate import generate
+from dspark_jax.generate import Prompt, generate
 from dspark_jax.model import Model
 from dspark_jax.scheduling.calibration import Fit, default_grid, fit_sts
 from dspark_jax.scheduling.calibration_metrics import Metrics, metrics
@@ -79,7 +80,7 @@ class Calibration:
 
 def calibrate(
     model: Model,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     *,
     temperature: float = 0.0,
     max_new_tokens: int = 128,
@@ -102,9 +103,9 @@ def calibrate(
 
     Args:
       model: with a draft that has a confidence head.
-      prompts: texts, each of them once; neither those that the draft was trained
-        on, where it is too sure of itself, nor the held-out set, which is for
-        measuring.
+      prompts: texts or conversations, each of them once; neither those that the
+        draft was trained on, where it is too sure of itself, nor the held-out set,
+        which is for measuring.
       temperature: of sampling; 0 is greedy.
       max_new_tokens: tokens a prompt.
       holdout: share of the prompts that is kept from the fit, at least one. Which
@@ -198,31 +199,50 @@ def _calibration(
     )
 
 
-def split(prompts: Sequence[str], holdout: float) -> tuple[list[str], list[str]]:
-    """(prompts to fit on, prompts to measure on); no text is in both.
+def split(
+    prompts: Sequence[Prompt], holdout: float
+) -> tuple[list[Prompt], list[Prompt]]:
+    """(prompts to fit on, prompts to measure on); no prompt is in both.
 
     A hash of the text decides, so the order of the prompts does not matter.
 
     Raises:
-      ValueError: fewer than two texts, a share out of range, prompts of the
+      ValueError: fewer than two prompts, a share out of range, prompts of the
         held-out set.
     """
-    if isinstance(prompts, str):
-        raise ValueError("`prompts` is one text; give a list of at least two")
-    texts = list(dict.fromkeys(text.strip() for text in prompts))
-    require(len(texts) >= 2, "prompts", len(texts), "two different texts or more")
+    if isinstance(prompts, str) or any(isinstance(one, Mapping) for one in prompts):
+        what = "text" if isinstance(prompts, str) else "conversation"
+        raise ValueError(f"`prompts` is one {what}; give a list of at least two")
+    stripped = [one.strip() if isinstance(one, str) else one for one in prompts]
+    known = {_key(prompt): prompt for prompt in stripped}
+    require(len(known) >= 2, "prompts", len(known), "two different texts or more")
     require(0 < holdout < 1, "holdout", holdout, "(0, 1)")
     reserved = {text.strip() for domain in held_out().values() for text in domain}
-    leaking = [text for text in texts if text in reserved]
+    leaking = [t for one in known.values() for t in _texts(one) if t in reserved]
     if leaking:
         raise ValueError(
             f"`prompts` has {len(leaking)} of the held-out set ({leaking[0][:40]!r}): "
             "those are for measuring; calibrate on others"
         )
-    count = min(max(1, round(holdout * len(texts))), len(texts) - 1)
-    ranked = sorted(texts, key=lambda t: hashlib.sha256(t.encode()).hexdigest())
+    count = min(max(1, round(holdout * len(known))), len(known) - 1)
+    ranked = sorted(known, key=lambda t: hashlib.sha256(t.encode()).hexdigest())
     kept = set(ranked[:count])
-    return [t for t in texts if t not in kept], [t for t in texts if t in kept]
+    return (
+        [prompt for key, prompt in known.items() if key not in kept],
+        [prompt for key, prompt in known.items() if key in kept],
+    )
+
+
+def _key(prompt: Prompt) -> str:
+    """The same for the same prompt."""
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+
+
+def _texts(prompt: Prompt) -> list[str]:
+    """What is said in a prompt, turn by turn."""
+    if isinstance(prompt, str):
+        return [prompt]
+    return [str(turn.get("content", "")).strip() for turn in prompt]
 
 
 def _notes(fit: Fit, after: Metrics, grid: np.ndarray) -> list[str]:

@@ -24,8 +24,10 @@ from dspark_jax.cli.common import (
     use_compile_cache,
     working,
 )
+from dspark_jax.config import require
 from dspark_jax.files import replace_text
 from dspark_jax.plotting import figure_class
+from dspark_jax.prompt_files import read_prompts
 from dspark_jax.scheduling.diagrams import draw_reliability
 from dspark_jax.scheduling.survival import survival
 
@@ -35,9 +37,7 @@ ALL = "overall"
 def calibrate(
     prompts: Annotated[
         Path,
-        typer.Option(
-            help="JSON lines with `prompt`; not those the draft was trained on."
-        ),
+        typer.Option(help="A file of JSON lines; not those the draft was trained on."),
     ],
     model: ModelOption = "smollm2-135m",
     draft: DraftOption = "auto",
@@ -73,7 +73,8 @@ def calibrate(
     """Fit temperatures that make the draft's confidences right."""
     with one_line_errors():
         # Everything that can be wrong comes before the decoding, which takes long.
-        texts = read_prompts(prompts, limit)
+        require(limit is None or limit >= 2, "limit", limit, "None or an int >= 2")
+        texts = [one.prompt for one in read_prompts(prompts)][:limit]
         split(texts, holdout)
         if plot is not None:
             figure_class()
@@ -111,34 +112,6 @@ def calibrate(
         typer.echo(json.dumps(report))
     else:
         show(report, Console())
-
-
-def read_prompts(file: Path, limit: int | None = None) -> list[str]:
-    """The `prompt` of every line of a JSON lines file.
-
-    Raises:
-      ValueError: a file that cannot be read, or a line without a text.
-    """
-    if limit is not None and limit < 2:
-        raise ValueError(f"`limit` is {limit}; allowed: >= 2")
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {file}: {error}") from error
-    texts = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            text = json.loads(line)["prompt"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{file}, line {number}: expected an object with `prompt`"
-            ) from error
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"{file}, line {number}: `prompt` is {text!r}, no text")
-        texts.append(text)
-    return texts[:limit]
 
 
 def draw(found: Calibration, folder: Path) -> list[Path]:

@@ -29,11 +29,12 @@ from dspark_jax.cli.common import (
     one_line_errors,
     use_compile_cache,
 )
+from dspark_jax.prompt_files import BUILTIN, PromptRecord, read_prompts
 from dspark_jax.training.data_plan import DataConfig, parse_temperatures
 from dspark_jax.training.generate_data import DataReport, generate_data
-from dspark_jax.training.prompts import TrainingPrompt, builtin_prompts, read_prompts
+from dspark_jax.training.prompts import builtin_prompts
 
-BUILTIN, BUILTIN_COUNT = "builtin", 10_000
+BUILTIN_COUNT = 10_000
 
 
 def data(
@@ -41,8 +42,7 @@ def data(
     sequences: Annotated[int, typer.Option(help="How many.")],
     model: ModelOption = "smollm2-135m",
     prompts: Annotated[
-        str,
-        typer.Option(help="A file of JSON lines with `prompt` or `messages`; builtin."),
+        str, typer.Option(help="builtin or a file of JSON lines.")
     ] = BUILTIN,
     length: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 256,
     batch: Annotated[int, typer.Option(help="Sequences at once.")] = 64,
@@ -87,15 +87,15 @@ def data(
         loaded = load_model(model, "none", dtype, cache)
         with _progress(Console(stderr=True)) as report:
             done = generate_data(
-                loaded, [one.content for one in given], out, config, progress=report
+                loaded, [one.prompt for one in given], out, config, progress=report
             )
     typer.echo(_closing(out, done, given))
 
 
-def _prompts(source: str) -> list[TrainingPrompt]:
+def _prompts(source: str) -> list[PromptRecord]:
     if source == BUILTIN:
         return builtin_prompts(BUILTIN_COUNT)
-    return read_prompts(source)
+    return read_prompts(source, builtin=True)
 
 
 @contextlib.contextmanager
@@ -154,7 +154,7 @@ class _Lines(logging.Handler):
         typer.echo(record.getMessage(), err=True)
 
 
-def _closing(out: Path, done: DataReport, given: list[TrainingPrompt]) -> str:
+def _closing(out: Path, done: DataReport, given: list[PromptRecord]) -> str:
     lines = [
         f"{out}: {done.sequences:,} sequences; {done.answer:,} answer tokens, "
         f"{done.question:,} of questions by the model, {done.forced:,} given, "

@@ -26,10 +26,11 @@ from dspark_jax.cli.common import (
 from dspark_jax.config import require
 from dspark_jax.evaluation.evaluate import evaluate
 from dspark_jax.evaluation.evaluate_plots import save_plots
+from dspark_jax.evaluation.gather import gather
 from dspark_jax.evaluation.machine import hardware, versions
-from dspark_jax.evaluation.prompts_files import BUILTIN, gather
 from dspark_jax.files import replace_text
 from dspark_jax.plotting import figure_class
+from dspark_jax.prompt_files import BUILTIN
 from dspark_jax.settings import SamplingParams
 
 

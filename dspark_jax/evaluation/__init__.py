@@ -10,9 +10,8 @@ from dspark_jax.evaluation.compare import summarise as summarise
 from dspark_jax.evaluation.compare import warm_up as warm_up
 from dspark_jax.evaluation.evaluate import Evaluation as Evaluation
 from dspark_jax.evaluation.evaluate import evaluate as evaluate
+from dspark_jax.evaluation.gather import gather as gather
 from dspark_jax.evaluation.prompts import DOMAINS as DOMAINS
 from dspark_jax.evaluation.prompts import held_out as held_out
 from dspark_jax.evaluation.prompts import random_prompts as random_prompts
-from dspark_jax.evaluation.prompts_files import gather as gather
-from dspark_jax.evaluation.prompts_files import read_prompts as read_prompts
 from dspark_jax.evaluation.timing import TimedPrograms as TimedPrograms

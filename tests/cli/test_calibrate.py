@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from dspark_jax.checkpoint import native
-from dspark_jax.cli.calibrate import read_prompts, show
+from dspark_jax.cli.calibrate import show
 from dspark_jax.scheduling.diagrams import draw_reliability
 
 TEXTS = ["red", "green", "blue", "white"]
@@ -19,22 +19,13 @@ TEXTS = ["red", "green", "blue", "white"]
 @pytest.fixture
 def prompts(tmp_path):
     file = tmp_path / "prompts.jsonl"
-    lines = [json.dumps({"prompt": text, "id": 3}) for text in TEXTS]
+    fields = ("prompt", "question", "prompt", "problem")
+    lines = [
+        json.dumps({field: text, "id": 3})
+        for field, text in zip(fields, TEXTS, strict=True)
+    ]
     file.write_text("\n".join([*lines, "", ""]))
     return file
-
-
-def test_prompts_are_json_lines(prompts, tmp_path):
-    assert read_prompts(prompts) == TEXTS
-    assert read_prompts(prompts, 2) == TEXTS[:2]
-    with pytest.raises(ValueError, match="`limit`"):
-        read_prompts(prompts, 1)
-    for bad in ('{"text": "a"}', '"a"', "{", '{"prompt": 3}', '{"prompt": " "}'):
-        (tmp_path / "bad").write_text('{"prompt": "a"}\n' + bad)
-        with pytest.raises(ValueError, match="line 2"):
-            read_prompts(tmp_path / "bad")
-    with pytest.raises(ValueError, match="cannot read"):
-        read_prompts(tmp_path / "nothing")
 
 
 def test_errors_come_before_the_decoding(run, tiny, prompts, tmp_path, monkeypatch):
@@ -46,6 +37,7 @@ def test_errors_come_before_the_decoding(run, tiny, prompts, tmp_path, monkeypat
         (*pair, "--write"),
         (*pair, "--draft", tiny / "target", "--write"),
         (*pair, *draft, "--holdout", "2"),
+        (*pair, *draft, "--limit", "1"),
         (*pair, *draft, "--temperature", "-1"),
         (*pair, "--draft", "none"),
     ]
@@ -54,6 +46,7 @@ def test_errors_come_before_the_decoding(run, tiny, prompts, tmp_path, monkeypat
         "--draft",
         "convert",
         "holdout",
+        "`limit` is 1; allowed: None or an int >= 2",
         "temperature",
         "draft",
     )

@@ -16,7 +16,7 @@ SMALL = ("--length", 96, "--batch", 2, "--sequences", 3, "--shard", 2)
 @pytest.fixture
 def prompts(tmp_path):
     path = tmp_path / "prompts.jsonl"
-    lines = [{"prompt": "one two", "domain": "chat"}, {"prompt": "three"}]
+    lines = [{"prompt": "one two", "domain": "chat"}, {"question": "three"}]
     path.write_text("\n".join(map(json.dumps, lines)))
     return path
 
@@ -49,7 +49,7 @@ def test_errors_are_one_line_before_a_model_is_read(run, prompts, tmp_path):
         ((*SMALL, "--temperatures", "warm"), "`temperatures` is 'warm'"),
         ((*SMALL, "--invent", 2), "`invent` is 2"),
         ((*SMALL, "--answers", 0), "`answers` is 0"),
-        ((*SMALL, "--prompts", tmp_path / "none"), "none cannot be read"),
+        ((*SMALL, "--prompts", tmp_path / "none"), "none, which cannot be read"),
         ((*SMALL, "--prompts", prompts), "no-such-model"),
     ]:
         done = run("data", *out, *args)

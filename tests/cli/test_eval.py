@@ -82,7 +82,7 @@ def test_errors_come_before_the_model_is_loaded(run, tmp_path):
     odd = tmp_path / "odd.jsonl"
     odd.write_text('{"body": 1}\n')
     for args, message in (
-        (("--prompts", odd), "understood are turns, question"),
+        (("--prompts", odd), "allowed: one of turns, question"),
         (("--prompts", "nowhere"), "nowhere"),
         (("--limit", 0), "`limit` is 0"),
         (("--temperature", -1), "`temperature` is -1"),

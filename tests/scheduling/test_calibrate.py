@@ -116,12 +116,30 @@ def test_split_is_by_text():
     assert [set(half) for half in again] == [set(fitted), set(others)]
     assert [len(half) for half in split(["a", "b"], 0.01)] == [1, 1]
     assert [len(half) for half in split(["a", "b"], 0.99)] == [1, 1]
+    assert split([" a ", "b"], 0.5) in ((["a"], ["b"]), (["b"], ["a"]))
+
+
+def test_conversations_are_split_too():
+    talks = [[{"role": "user", "content": f"prompt {i}"}] for i in range(20)]
+    mixed = [*talks, *(f"prompt {i}" for i in range(20))]
+    fitted, others = split(mixed, 0.25)
+    assert len(others) == 10 and all(one in fitted + others for one in mixed)
+    # The order of a turn's fields does not matter.
+    same = [[dict(reversed(turn.items())) for turn in talk] for talk in talks]
+    again = split([*same, *mixed[::-1]], 0.25)
+    for half, found in zip((fitted, others), again, strict=True):
+        assert len(half) == len(found) and all(one in half for one in found)
 
 
 def test_refusals(calls):
     model, reserved = a_model(), held_out(1)["prose"][0]
     with pytest.raises(ValueError, match="held-out set"):
         dspark.calibrate(model, [*PROMPTS, reserved])
+    turns = [{"role": "user", "content": f" {reserved}\n"}]
+    with pytest.raises(ValueError, match="has 1 of the held-out set"):
+        dspark.calibrate(model, [*PROMPTS, turns])
+    with pytest.raises(ValueError, match="one conversation"):
+        dspark.calibrate(model, turns)
     with pytest.raises(ValueError, match="two different texts"):
         dspark.calibrate(model, ["a", "a "])
     with pytest.raises(ValueError, match="one text"):

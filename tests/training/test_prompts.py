@@ -1,6 +1,5 @@
-"""Prompts to train on: read from lines, written from templates, unlike the held-out."""
+"""Prompts to train on: written from templates, unlike the held-out."""
 
-import json
 import re
 from collections import Counter
 
@@ -12,7 +11,6 @@ from dspark_jax.training.prompts import (
     DOMAINS,
     SLOT,
     builtin_prompts,
-    read_prompts,
     templates,
 )
 
@@ -48,7 +46,7 @@ def prompts():
 
 
 def test_there_are_thousands_all_different(prompts):
-    texts = [prompt.content for prompt in prompts]
+    texts = [prompt.prompt for prompt in prompts]
     assert len(set(texts)) == 5000
     assert [prompt.domain for prompt in prompts] == [*DOMAINS] * 1000
     assert not any(SLOT.search(text) for text in texts)
@@ -71,7 +69,7 @@ def test_templates_are_many_and_take_turns(prompts):
     for domain, pairs in found.items():
         assert len(pairs) >= 30
         # As many prompts as templates: every template has its turn.
-        texts = [p.content for p in prompts if p.domain == domain][: len(pairs)]
+        texts = [p.prompt for p in prompts if p.domain == domain][: len(pairs)]
         for family, template in pairs:
             fixed = [re.escape(part) for part in SLOT.split(template)[::6]]
             shape = re.compile("an? ".join(".+".join(fixed).split(r"a\ ")), re.DOTALL)
@@ -79,7 +77,7 @@ def test_templates_are_many_and_take_turns(prompts):
 
 
 def test_words_fill_the_slots(prompts):
-    texts = [prompt.content for prompt in prompts]
+    texts = [prompt.prompt for prompt in prompts]
     listed = [t for t in texts if t.startswith("Write these items as a numbered list")]
     assert listed
     for text in listed:
@@ -96,7 +94,7 @@ def test_nothing_of_the_held_out_set_is_trained_on(prompts):
     kept = [text for texts in held_out().values() for text in texts]
     assert len(kept) == 80
     taboo = set().union(*map(_grams, kept))
-    hits = Counter(gram for p in prompts for gram in _grams(p.content) & taboo)
+    hits = Counter(gram for p in prompts for gram in _grams(p.prompt) & taboo)
     assert not hits, hits.most_common(5)
     # The measure sees a held-out prompt with other words in it.
     changed = "Plan a rainy Sunday for a family with three young children."
@@ -104,50 +102,3 @@ def test_nothing_of_the_held_out_set_is_trained_on(prompts):
     names = [name.strip() for name in HELD_OUT_FAMILIES.replace("\n", " ").split(",")]
     assert len(set(names)) == 80
     assert not set(names) & {f for pairs in templates().values() for f, _ in pairs}
-
-
-def test_lines_of_a_file(tmp_path):
-    path = tmp_path / "p.jsonl"
-    turns = [
-        {"role": "system", "content": "Be short."},
-        {"role": "user", "content": "Hi."},
-    ]
-    lines = [
-        {"prompt": "What is a comet?\u2028", "domain": "chat", "id": 7},
-        {"messages": turns},
-    ]
-    text = "\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
-    path.write_text(text, encoding="utf-8")
-    first, second = read_prompts(path)
-    assert (first.content, first.domain) == ("What is a comet?\u2028", "chat")
-    assert (second.content, second.domain) == (turns, None)
-
-
-WRONG = {
-    "Expecting": "{'prompt': 1}",
-    "either `prompt` or `messages`": '{"prompt": "a", "messages": []}',
-    "wanted: an object": '["a"]',
-    "`prompt` is ' '": '{"prompt": " "}',
-    "`prompt` is 3": '{"prompt": 3}',
-    "`domain` is 3": '{"prompt": "a", "domain": 3}',
-    "must be a list": '{"messages": []}',
-    'of {"role", "content"}': '{"messages": ["a"]}',
-    "ends with the assistant": '{"messages": [{"role": "assistant", "content": ""}]}',
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_wrong_lines_are_named(tmp_path, message):
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt": "a"}\n\n' + WRONG[message])
-    with pytest.raises(ValueError) as error:
-        read_prompts(path)
-    assert message in str(error.value) and "p.jsonl, line 3" in str(error.value)
-
-
-def test_files_without_prompts(tmp_path):
-    with pytest.raises(ValueError, match=r"none\.jsonl cannot be read"):
-        read_prompts(tmp_path / "none.jsonl")
-    (tmp_path / "p.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match="holds no prompts"):
-        read_prompts(tmp_path / "p.jsonl")
