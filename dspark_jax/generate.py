@@ -12,13 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from dspark_jax.decoding.extras import Extras
+from dspark_jax.decoding.plans import policy_length
 from dspark_jax.decoding.requests import check_verification
 from dspark_jax.decoding.words import seed_words
 from dspark_jax.errors import CacheFull
 from dspark_jax.model import Model
 from dspark_jax.results import ChatState, Piece, Result
 from dspark_jax.run import Call, run
-from dspark_jax.settings import Buckets, Fixed, SamplingParams
+from dspark_jax.scheduling.cost_model import Costs
+from dspark_jax.scheduling.policy import Policy
+from dspark_jax.settings import Buckets, SamplingParams
 from dspark_jax.text import Tokenizer, next_turn, render_chat
 from dspark_jax.transcript import Transcript
 
@@ -74,7 +77,8 @@ def stream(
     max_new_tokens: int = 256,
     sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     draft_length: int | None = None,
-    policy: Fixed | None = None,
+    policy: Policy | None = None,
+    costs: Costs | None = None,
     verification: str = "exact",
     deterministic: bool = False,
     stop: str | Sequence[str] = (),
@@ -99,7 +103,11 @@ def stream(
         fold(seed, i).
       draft_length: drafts verified a round, 0..gamma; None is gamma, 0 decodes
         plainly through the same code.
-      policy: `Fixed(n)`, another way to say it.
+      policy: how many of the drafts each request verifies, round by round: `Fixed`,
+        `Budget`, `EarlyStop`, `Threshold` or `Gate`. None verifies all. No policy
+        changes the law of the text.
+      costs: measured times of this model, for policies that weigh them; see
+        `profile`.
       verification: "exact": the target's distribution, exactly, with as many drafts
         accepted as can be. "shared_noise": draft and target share noise by position,
         so that a seed's text is the same at every draft length, in every batch and
@@ -148,7 +156,7 @@ def stream(
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise ValueError(f"`{name}` is {flag!r}; allowed: a bool")
-    n = _draft_length(model, draft_length, policy)
+    n, scheduled = policy_length(model.spec, policy, draft_length)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     tokenizer = model.tokenizer
     if tokenizer is None:
@@ -173,7 +181,9 @@ def stream(
     needs = [k + len(i) for k, i in zip(known, ids, strict=True)]
     room = _capacity(max(needs), max_new_tokens, capacity, limit)
     extras = Extras(logprobs, trace)
-    call = Call(settings, seeds, n, room, max_new_tokens, extras, noisy)
+    call = Call(
+        settings, seeds, n, room, max_new_tokens, extras, noisy, scheduled, costs
+    )
     before = [one.batch for one in earlier] if earlier else None
     return run(model, ids, call, transcripts, before)
 
@@ -182,18 +192,6 @@ def _is_single(prompts: Any) -> bool:
     if isinstance(prompts, str):
         return True
     return bool(prompts) and isinstance(prompts[0], Mapping)
-
-
-def _draft_length(model: Model, draft_length: int | None, policy: Fixed | None) -> int:
-    if policy is not None:
-        if not isinstance(policy, Fixed):
-            raise ValueError(f"`policy` is {policy!r}; allowed: Fixed(n)")
-        if draft_length is not None and policy.draft_length != draft_length:
-            raise ValueError(
-                f"`draft_length` is {draft_length} but `policy` is {policy}; give one"
-            )
-        draft_length = policy.draft_length
-    return model.spec.check_draft_length(draft_length)
 
 
 def _settings(

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dspark_jax.decoding.batch import Batch, HostRound
+from dspark_jax.decoding.batch import Batch, HostRound, Settings
 from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.requests import holds_rows, pack_requests, variant_of
 from dspark_jax.decoding.state import STOP
 from dspark_jax.memory import check_memory
 from dspark_jax.model import Model
 from dspark_jax.results import ChatState, Piece, Result, RoundLog
+from dspark_jax.scheduling.cost_model import Costs
+from dspark_jax.scheduling.policy import Scheduled
 from dspark_jax.settings import Buckets, SamplingParams
 from dspark_jax.transcript import Transcript
 
@@ -31,6 +33,8 @@ class Call:
       budget: tokens a request may emit.
       extras: what is wanted beside tokens.
       noisy: whether draft and target share noise.
+      policy: how many of the drafts a request verifies; None is all.
+      costs: measured times, for policies that weigh them.
     """
 
     settings: Sequence[SamplingParams]
@@ -40,6 +44,8 @@ class Call:
     budget: int
     extras: Extras
     noisy: bool
+    policy: Scheduled | None = None
+    costs: Costs | None = None
 
 
 def run(
@@ -91,10 +97,10 @@ def _run_group(
                 continue
             log = None
             if call.extras.trace and not prefilled:
-                log = _log(out, row, call)
+                log = _log(out, row, call.settings[row].greedy)
             text = transcript.take(
-                out.emitted[row], out.kept[row], out.logprobs[row], out.finish[row],
-                prefilled, log,
+                out.emitted[row], out.kept[row], out.drafted[row], out.logprobs[row],
+                out.finish[row], prefilled, log,
             )  # fmt: skip
             taken.append((row, transcript, text))
             if transcript.done:
@@ -133,13 +139,13 @@ def _run_group(
         prefilled = False
 
 
-def _log(out: HostRound, row: int, call: Call) -> RoundLog:
+def _log(out: HostRound, row: int, greedy: bool) -> RoundLog:
     """A request's round as it was published, before stop strings."""
     emitted, kept = len(out.emitted[row]), out.kept[row]
     # A greedy request in a program that holds rows has one-hot ones.
-    overlap = () if call.settings[row].greedy else tuple(out.overlap[row])
+    overlap = () if greedy else tuple(out.overlap[row])
     return RoundLog(
-        drafted=call.draft_length,
+        drafted=out.drafted[row],
         accepted=kept,
         emitted=emitted,
         stopped=out.finish[row] == STOP and kept == emitted,
@@ -158,12 +164,13 @@ def _prepare(model: Model, count: int, call: Call, batch: Batch | None) -> Batch
     words[:count] = call.seeds
     requests = pack_requests(padded, words, spec.target.eos_ids)
     variant = variant_of(call.settings, call.noisy)
+    settings = Settings(variant, call.extras, call.policy, call.costs)
     if batch is not None:
-        batch.resettle(requests, variant, call.extras)
+        batch.resettle(requests, settings)
         batch.reserve(call.capacity)
         return batch
     check_memory(spec, size, call.capacity, call.draft_length, holds_rows(variant))
     return Batch(
         spec, model.params, model.programs, requests, count, call.capacity,
-        call.draft_length, variant, call.extras,
+        call.draft_length, settings,
     )  # fmt: skip

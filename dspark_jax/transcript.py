@@ -27,8 +27,8 @@ class Transcript:
         """Starts empty; `stops` are validated here."""
         self._decoder = StreamDecoder(tokenizer)
         self._matcher = StopMatcher(stops)
-        self._draft_length = draft_length
         self._kept = [0] * draft_length
+        self._proposed = [0] * draft_length
         self.rounds = 0
         self.text = ""
         self.tokens: list[int] = []
@@ -47,6 +47,7 @@ class Transcript:
         self,
         emitted: list[int],
         kept: int,
+        drafted: int,
         logprobs: list[float],
         finish: int,
         prefill: bool,
@@ -57,6 +58,7 @@ class Transcript:
         Args:
           emitted: the round's tokens.
           kept: accepted drafts among them.
+          drafted: drafts that the round verified.
           logprobs: of the tokens, or nothing.
           finish: index into `FINISH_REASONS`.
           prefill: whether this is the token after the prompt, which belongs to
@@ -79,6 +81,8 @@ class Transcript:
             self.rounds += 1
             for position in range(min(kept, used)):
                 self._kept[position] += 1
+            for position in range(drafted):
+                self._proposed[position] += 1
         if log is not None:
             self.logs.append(_cut(log, used))
         if self._matcher.match is not None:
@@ -98,15 +102,20 @@ class Transcript:
         implementation: Implementation,
     ) -> Stats:
         """Statistics of the request."""
-        n, rounds = self._draft_length, self.rounds
+        rounds, drafted = self.rounds, sum(self._proposed)
         in_rounds = len(self.tokens) - 1
         return Stats(
             rounds=rounds,
             generated=len(self.tokens),
-            drafted=n * rounds,
-            verified_rows=(n + 1) * rounds,
+            drafted=drafted,
+            verified_rows=drafted + rounds,
             accepted_length=in_rounds / rounds if rounds else 0.0,
-            acceptance=tuple(k / rounds for k in self._kept) if rounds else (),
+            acceptance=tuple(
+                kept / max(proposed, 1)
+                for kept, proposed in zip(self._kept, self._proposed, strict=True)
+            )
+            if rounds
+            else (),
             tokens_per_second=in_rounds / seconds if rounds and seconds > 0 else 0.0,
             compile_seconds=compile_seconds,
             programs=programs,

@@ -16,12 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from dspark_jax.decoding.extras import Extras
+from dspark_jax.decoding.plans import check_seeds, make_plan
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import Requests, Variant, holds_rows, is_noisy
+from dspark_jax.decoding.schedule import Plan, total_on_host
 from dspark_jax.decoding.state import RUNNING, STOP, DecodeState, new_counters
 from dspark_jax.models.attention import block_fits, slots_for
 from dspark_jax.models.params import Tree
+from dspark_jax.scheduling.cost_model import Costs, table_of
+from dspark_jax.scheduling.memory import Offer, require_older
+from dspark_jax.scheduling.policy import Budget, Scheduled
 from dspark_jax.settings import Buckets
 from dspark_jax.spec import Spec
 
@@ -36,6 +41,7 @@ class HostRound:
     Attributes:
       emitted: tokens.
       kept: accepted drafts among them.
+      drafted: drafts that were verified.
       finish: index into `FINISH_REASONS`; 0 while running.
       logprobs: of the emitted tokens, or empty lists.
       position: committed tokens before the round.
@@ -47,11 +53,29 @@ class HostRound:
 
     emitted: list[list[int]]
     kept: list[int]
+    drafted: list[int]
     finish: list[int]
     logprobs: list[list[float]]
     position: list[int]
     confidence: list[list[float]]
     overlap: list[list[float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the rounds of a turn do.
+
+    Attributes:
+      variant: what their programs can do.
+      extras: what is wanted beside tokens.
+      policy: how many drafts a request verifies; None is all.
+      costs: measured times, for policies that weigh them.
+    """
+
+    variant: Variant
+    extras: Extras
+    policy: Scheduled | None = None
+    costs: Costs | None = None
 
 
 class Batch:
@@ -72,15 +96,14 @@ class Batch:
         count: int,
         capacity: int,
         draft_length: int,
-        variant: Variant,
-        extras: Extras,
+        settings: Settings,
     ):
         """Reserves the caches for `count` requests of the batch bucket."""
         self._spec, self._params, self._programs = spec, params, programs
-        self.resettle(requests, variant, extras)
         self.count = count
         self.draft_length = draft_length
         self.size = requests.scale.shape[0]
+        self.resettle(requests, settings)
         self.state: DecodeState | None = programs.init(
             self.size, capacity, draft_length
         )
@@ -89,12 +112,24 @@ class Batch:
         self._finish = [RUNNING] * count
         self._budget = [0] * count
         self._flights: deque[RoundOut] = deque()
+        # By the round that made them, on the host.
+        self._offers: dict[int, Offer] = {}
+        self._launched = 0
 
-    def resettle(self, requests: Requests, variant: Variant, extras: Extras) -> None:
+    def resettle(self, requests: Requests, settings: Settings) -> None:
         """New settings for the next turn of the same requests."""
-        self._requests = requests
-        self._variant: Variant = variant
-        self._extras = extras
+        self._requests, self._settings = requests, settings
+        self._plan = None
+        if settings.policy is not None:
+            check_seeds(settings.policy, settings.variant, requests.seeds[: self.count])
+            self._plan = make_plan(
+                self._spec,
+                settings.policy,
+                self.size,
+                self.draft_length,
+                None if settings.costs is None else table_of(settings.costs, self.size),
+                settings.variant,
+            )
 
     @property
     def capacity(self) -> int:
@@ -106,7 +141,7 @@ class Batch:
         state = self._owned()
         if capacity > state.capacity:
             # A waiting proposal is made anew after the next prefill.
-            state = dataclasses.replace(state, proposal=None)
+            state = dataclasses.replace(state, proposal=None, memory=None)
             self.state = self._programs.grow(state, capacity)
 
     def start(
@@ -121,6 +156,8 @@ class Batch:
         """
         self.turn += 1
         self._flights.clear()
+        self._offers.clear()
+        self._launched = 0
         self._finish = [RUNNING] * self.count
         self._budget = list(budgets)
         state = self._owned()
@@ -141,6 +178,7 @@ class Batch:
             budget=jnp.asarray(budget),
             finish=jnp.asarray(finish),
             proposal=None,
+            memory=None,
             counters=_zero_counters(self.size, self.draft_length),
         )
         logits = jnp.asarray(
@@ -148,9 +186,14 @@ class Batch:
         )
         state, logits = self._feed(state, logits, pending, starts)
         state, out = self._programs.begin(
-            self._params, state, logits, self._requests, is_noisy(self._variant)
+            self._params,
+            state,
+            logits,
+            self._requests,
+            is_noisy(self._settings.variant),
+            self._settings.policy,
         )
-        if not holds_rows(self._variant) and state.proposal is not None:
+        if not holds_rows(self._settings.variant) and state.proposal is not None:
             # Greedy rounds carry no laws.
             proposal = dataclasses.replace(state.proposal, weights=None, offset=None)
             state = dataclasses.replace(state, proposal=proposal)
@@ -159,8 +202,14 @@ class Batch:
 
     def launch(self) -> None:
         """Puts a round in flight."""
+        self._launched += 1
         self.state, out = self._programs.round(
-            self._params, self._owned(), self._requests, self._variant, self._extras
+            self._params,
+            self._owned(),
+            self._requests,
+            self._settings.variant,
+            self._settings.extras,
+            self._next_plan(),
         )
         self._flights.append(out)
 
@@ -199,6 +248,31 @@ class Batch:
         """Waits for the rounds in flight and drops what they emit."""
         jax.block_until_ready(self._flights)
         self._flights.clear()
+
+    def _next_plan(self) -> Plan | None:
+        """How wide the next round is, where the host decides that."""
+        plan, settings = self._plan, self._settings
+        if plan is None or not isinstance(settings.policy, Budget):
+            return plan
+        # The proposal that round r verifies was made in r - 1, maybe still in flight.
+        older = max(self._launched - 2, 0)
+        self._offers.pop(older - 1, None)
+        waiting = np.zeros((self.size,), np.int64)
+        waiting[: self.count] = [len(known) for known in self.tokens]
+        offer = self._offers[older]
+        if self._launched > 1:
+            running = np.zeros((self.size,), bool)
+            running[: self.count] = [reason == RUNNING for reason in self._finish]
+            require_older(
+                offer, waiting + len(self._flights), np.asarray(offer.live) & running
+            )
+        else:
+            offer = dataclasses.replace(offer, values=np.ones_like(offer.values))
+        assert settings.costs is not None
+        total = total_on_host(offer, table_of(settings.costs, self.size))
+        bucket = next((g for g in plan.buckets if g >= total), plan.buckets[-1])
+        rows = jnp.asarray(np.int32(total))
+        return Plan(None, rows, settings.policy, (bucket,))
 
     def _left(self, row: int) -> int:
         """Tokens that a request may still emit."""
@@ -245,10 +319,16 @@ class Batch:
             lengths += counts
 
     def _receive(self, out: RoundOut) -> HostRound:
-        wanted = (out.emitted, out.n_emitted, out.n_kept, out.finish)
-        scores = out.logprobs if self._extras.logprobs else None
-        *arrays, scores, trace = self._programs.fetch((*wanted, scores, out.trace))
-        emitted, counts, kept, finish = (x[: self.count].tolist() for x in arrays)
+        wanted = (out.emitted, out.n_emitted, out.n_kept, out.n_drafts, out.finish)
+        scores = out.logprobs if self._settings.extras.logprobs else None
+        *arrays, scores, trace, offer = self._programs.fetch(
+            (*wanted, scores, out.trace, out.offer)
+        )
+        if offer is not None:
+            self._offers[self._launched - len(self._flights)] = offer
+        emitted, counts, kept, drafted, finish = (
+            x[: self.count].tolist() for x in arrays
+        )
         ended = [reason != RUNNING for reason in self._finish]
         counts = [0 if e else c for e, c in zip(ended, counts, strict=True)]
         rows = [row[:count] for row, count in zip(emitted, counts, strict=True)]
@@ -269,11 +349,15 @@ class Batch:
             logs = [s[:c] for s, c in zip(scores.tolist(), counts, strict=False)]
 
         def lists(x: np.ndarray | None) -> list[list[float]]:
-            return [[] for _ in rows] if x is None else x[: self.count].tolist()
+            if x is None:
+                return [[] for _ in rows]
+            pairs = zip(x[: self.count].tolist(), drafted, strict=True)
+            return [values[:count] for values, count in pairs]
 
         return HostRound(
             rows,
             kept,
+            drafted,
             list(self._finish),
             logs,
             position,

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dspark_jax.decoding.extras import Extras
+from dspark_jax.decoding.plans import check_seeds, make_plan, policy_length
 from dspark_jax.decoding.prefill import begin, feed
 from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import (
@@ -24,10 +25,13 @@ from dspark_jax.decoding.requests import (
     variant_of,
 )
 from dspark_jax.decoding.round import decode_round
+from dspark_jax.decoding.schedule import with_memory
 from dspark_jax.decoding.state import RUNNING, Counters, DecodeState, new_state
 from dspark_jax.decoding.words import fold_seeds, round_words
 from dspark_jax.models.attention import block_fits, slots_for
 from dspark_jax.models.params import Tree, is_stacked
+from dspark_jax.scheduling.cost_model import Costs, table_of
+from dspark_jax.scheduling.policy import Policy
 from dspark_jax.settings import Buckets, SamplingParams
 from dspark_jax.spec import Spec
 
@@ -66,6 +70,8 @@ def generate_tokens(
     seeds: Any = 0,
     max_new_tokens: int,
     draft_length: int | None = None,
+    policy: Policy | None = None,
+    costs: Costs | None = None,
     sampling: SamplingParams | None = None,
     requests: Requests | None = None,
     variant: Variant | None = None,
@@ -88,6 +94,9 @@ def generate_tokens(
         one seed a request.
       max_new_tokens: at most this many tokens a request.
       draft_length: drafts a round, 0..gamma; None is gamma, 0 decodes plainly.
+      policy: how many of them each request verifies; None is all. Decided in the
+        program, round by round, from confidences and costs.
+      costs: measured times, for policies that weigh them; see `profile`.
       sampling: settings of all requests; default greedy, ending at the model's
         stop ids.
       requests: settings by request instead, see `pack_requests`; needs
@@ -119,7 +128,7 @@ def generate_tokens(
       >>> out.tokens.shape, out.lengths.tolist()
       ((2, 4), [4, 4])
     """
-    n = spec.check_draft_length(draft_length)
+    n, scheduled = policy_length(spec, policy, draft_length)
     batch, prompt = _check_prompts(tokens, lengths)
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"`max_new_tokens` is {max_new_tokens!r}; allowed: int >= 1")
@@ -145,6 +154,12 @@ def generate_tokens(
             "'noisy', 'noisy_filtered', 'greedy'"
         )
 
+    plan = None
+    if scheduled is not None:
+        if costs is not None:
+            costs = table_of(costs, batch)
+        plan = make_plan(spec, scheduled, batch, n, costs, variant)
+        check_seeds(scheduled, variant, requests.seeds)
     capacity = capacity or prompt + max_new_tokens
     if capacity < prompt:
         raise ValueError(f"`capacity` is {capacity}; allowed: at least {prompt}")
@@ -160,6 +175,8 @@ def generate_tokens(
         spec, params, state, logits, requests, words, n, variant, extras
     )
 
+    if scheduled is not None:
+        state = with_memory(spec, scheduled, state)
     wide = max_new_tokens + n + 1
     emitted = jnp.full((batch, wide), -1, jnp.int32)
     scores = jnp.zeros((batch, wide), jnp.float32) if logprobs else None
@@ -173,7 +190,7 @@ def generate_tokens(
         state, emitted, scores, count = carry
         words = round_words(requests.seeds, state.length + 1, n, noisy)
         state, out = decode_round(
-            spec, params, state, requests, words, n, variant, extras
+            spec, params, state, requests, words, n, variant, extras, plan
         )
         return state, *_append(emitted, scores, count, out)
 

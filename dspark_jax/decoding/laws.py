@@ -224,3 +224,12 @@ def log_probabilities(logits: jax.Array, ids: jax.Array) -> jax.Array:
     hit = jnp.arange(logits.shape[1], dtype=jnp.int32)[None] == ids[:, None]
     chosen = jnp.max(jnp.where(hit, logits, -jnp.inf), axis=1)
     return chosen - jax.nn.logsumexp(logits, axis=1)
+
+
+def doubt(logits: jax.Array) -> jax.Array:
+    """Distance of the two highest logits of each row, float32[R]; 0 on a tie."""
+    top = jnp.max(logits, axis=1, keepdims=True)
+    at = jnp.argmax(logits, axis=1)[:, None]
+    column = jnp.arange(logits.shape[1], dtype=at.dtype)[None]
+    second = jnp.max(jnp.where(column == at, -jnp.inf, logits), axis=1)
+    return top[:, 0] - second

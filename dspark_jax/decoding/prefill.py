@@ -96,6 +96,7 @@ def begin(
         accept=jnp.ones((batch, 1), bool),
         token=token[:, None],
         draft_ids=jnp.zeros((batch, 0), jnp.int32),
+        n_drafts=jnp.zeros((batch,), jnp.int32),
         stop_ids=requests.stop_ids,
         # The anchor itself is not cached yet.
         cached=0,

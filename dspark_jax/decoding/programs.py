@@ -2,8 +2,8 @@
 
     init   (B, C, drafts?)                  empty caches
     feed   (B, C, drafts?, P)               a chunk of prompt tokens
-    begin  (B, C, n, noisy)                 first token and first proposal
-    round  (B, C, n, variant, extras)       one round
+    begin  (B, C, n, noisy, policy?)        first token and first proposal
+    round  (B, C, n, variant, extras, plan?)  one round
 
 `begin` runs once a request, so one program serves every setting but shared noise; an
 option that is toggled costs one `round` program at most.
@@ -11,6 +11,7 @@ option that is toggled costs one `round` program at most.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -25,10 +26,12 @@ from dspark_jax.decoding.prefill import begin, feed
 from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import Requests, Variant, is_noisy
 from dspark_jax.decoding.round import decode_round
+from dspark_jax.decoding.schedule import Plan, with_memory
 from dspark_jax.decoding.state import DecodeState, new_state
 from dspark_jax.decoding.words import round_words
 from dspark_jax.models.attention import slots_for
 from dspark_jax.models.params import Tree
+from dspark_jax.scheduling.policy import Scheduled
 from dspark_jax.spec import Spec
 
 logger = logging.getLogger(__name__)
@@ -93,13 +96,14 @@ class Programs:
         logits: jax.Array,
         requests: Requests,
         noisy: bool = False,
+        policy: Scheduled | None = None,
     ) -> tuple[DecodeState, RoundOut]:
-        """See `prefill.begin`; state is donated."""
+        """See `prefill.begin`; state is donated, and has a memory for a policy."""
         n = state.counters.kept.shape[1]
 
         def run(params, state, logits, requests):
             words = round_words(requests.seeds, state.length, n, noisy)
-            return begin(
+            state, out = begin(
                 self._spec,
                 params,
                 state,
@@ -110,8 +114,14 @@ class Programs:
                 "noisy_filtered" if noisy else "filtered",
                 Extras(logprobs=True),
             )
+            if policy is not None:
+                state = with_memory(self._spec, policy, state)
+                assert state.memory is not None
+                out = dataclasses.replace(out, offer=state.memory.newest)
+            return state, out
 
         key = ("begin", state.anchor.shape[0], state.capacity, n, noisy)
+        key = key if policy is None else (*key, policy)
         return self._call(key, run, (params, state, logits, requests), (1,))
 
     def round(
@@ -121,18 +131,21 @@ class Programs:
         requests: Requests,
         variant: Variant,
         extras: Extras,
+        plan: Plan | None = None,
     ) -> tuple[DecodeState, RoundOut]:
         """See `round.decode_round`; state is donated."""
         n = state.counters.kept.shape[1]
 
-        def run(params, state, requests):
+        def run(params, state, requests, plan):
             words = round_words(requests.seeds, state.length + 1, n, is_noisy(variant))
             return decode_round(
-                self._spec, params, state, requests, words, n, variant, extras
+                self._spec, params, state, requests, words, n, variant, extras, plan
             )
 
         key = ("round", state.anchor.shape[0], state.capacity, n, variant, extras)
-        return self._call(key, run, (params, state, requests), (1,))
+        if plan is not None:
+            key = (*key, plan.policy, plan.buckets, plan.total is None)
+        return self._call(key, run, (params, state, requests, plan), (1,))
 
     def fetch(self, results: Any) -> Any:
         """Results of a program as numpy arrays; waits for them."""

@@ -17,6 +17,7 @@ from dspark_jax.decoding.state import (
     Counters,
     DecodeState,
 )
+from dspark_jax.scheduling.memory import Offer
 from pallas_kernels.publish import Published, publish
 
 
@@ -42,7 +43,16 @@ class RoundTrace:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["emitted", "n_emitted", "n_kept", "finish", "logprobs", "trace"],
+    data_fields=[
+        "emitted",
+        "n_emitted",
+        "n_kept",
+        "n_drafts",
+        "finish",
+        "logprobs",
+        "trace",
+        "offer",
+    ],
     meta_fields=[],
 )
 @dataclass(frozen=True)
@@ -53,17 +63,21 @@ class RoundOut:
       emitted: int32[B, T]. Tokens from the left, -1 behind them.
       n_emitted: int32[B].
       n_kept: int32[B]. Accepted drafts among them.
+      n_drafts: int32[B]. Drafts that were verified.
       finish: int32[B]. Index into `FINISH_REASONS`; 0 while running.
       logprobs: float32[B, T] of the emitted tokens, or None.
       trace: of the drafts that were verified, or None.
+      offer: of the next proposal, where lengths are scheduled.
     """
 
     emitted: jax.Array
     n_emitted: jax.Array
     n_kept: jax.Array
+    n_drafts: jax.Array
     finish: jax.Array
     logprobs: jax.Array | None = None
     trace: RoundTrace | None = None
+    offer: Offer | None = None
 
 
 def settle(
@@ -71,6 +85,7 @@ def settle(
     accept: jax.Array,
     token: jax.Array,
     draft_ids: jax.Array,
+    n_drafts: jax.Array,
     stop_ids: jax.Array,
     cached: int = 1,
 ) -> tuple[DecodeState, RoundOut]:
@@ -81,11 +96,11 @@ def settle(
       accept: bool[B, T]. Verdicts, T = n + 1.
       token: int32[B, T]. Tokens of the rows.
       draft_ids: int32[B, n].
+      n_drafts: int32[B]. How many of them were judged.
       stop_ids: int32[B, S].
       cached: 1 in a round, whose every emitted token stands for one evaluated
         row (the old anchor and all drafts but the new anchor); 0 in prefill.
     """
-    n = draft_ids.shape[1]
     active = state.finish == RUNNING
     # Committed tokens: `length` cached ones and, in a round, the anchor.
     room = state.capacity - state.length - cached
@@ -93,7 +108,7 @@ def settle(
         accept,
         token,
         draft_ids,
-        jnp.full_like(state.length, n),
+        n_drafts,
         stop_ids,
         jnp.minimum(state.budget, room),
         active,
@@ -110,25 +125,32 @@ def settle(
         length=state.length + cached * out.n_emitted,
         budget=budget,
         finish=finish,
-        counters=_count(state.counters, out, active, n, cached),
+        counters=_count(state.counters, out, active, n_drafts, cached),
     )
-    return state, RoundOut(out.emitted, out.n_emitted, out.n_kept_drafts, finish)
+    checked = jnp.where(active, n_drafts, 0)
+    return state, RoundOut(
+        out.emitted, out.n_emitted, out.n_kept_drafts, checked, finish
+    )
 
 
 def _count(
-    counters: Counters, out: Published, active: jax.Array, n: int, cached: int
+    counters: Counters,
+    out: Published,
+    active: jax.Array,
+    n_drafts: jax.Array,
+    cached: int,
 ) -> Counters:
     one = active.astype(jnp.int32) * cached
-    step = jnp.arange(n, dtype=jnp.int32)[None]
-    kept = (step < out.n_kept_drafts[:, None]).astype(jnp.int32)
-    width = counters.kept.shape[1]
-    pad = ((0, 0), (0, width - n))
+    step = jnp.arange(counters.kept.shape[1], dtype=jnp.int32)[None]
+
+    def first(count: jax.Array) -> jax.Array:
+        return ((step < count[:, None]) & active[:, None]).astype(jnp.int32)
+
     return Counters(
         rounds=counters.rounds + one,
         generated=counters.generated + out.n_emitted,
-        drafted=counters.drafted + one * n,
-        verified_rows=counters.verified_rows + one * (n + 1),
-        kept=counters.kept + jnp.pad(kept, pad),
-        proposed=counters.proposed
-        + jnp.pad(jnp.broadcast_to(one[:, None], kept.shape), pad),
+        drafted=counters.drafted + one * n_drafts,
+        verified_rows=counters.verified_rows + one * (n_drafts + 1),
+        kept=counters.kept + first(out.n_kept_drafts),
+        proposed=counters.proposed + first(n_drafts),
     )

@@ -8,24 +8,28 @@ A round is a pure function of parameters, state and random words.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 
-from dspark_jax.decoding import laws
+from dspark_jax.decoding import schedule
 from dspark_jax.decoding.drafting import draft_next
 from dspark_jax.decoding.extras import NOTHING, Extras
+from dspark_jax.decoding.judging import Judged, Wanted, judge, judge_in_buckets
 from dspark_jax.decoding.publishing import RoundOut, RoundTrace, settle
 from dspark_jax.decoding.requests import Requests, Variant, holds_rows
+from dspark_jax.decoding.schedule import Plan
 from dspark_jax.decoding.state import RUNNING, DecodeState
 from dspark_jax.decoding.words import RoundWords
 from dspark_jax.models import dense
 from dspark_jax.models.draft import backbone
-from dspark_jax.models.draft.proposal import Proposal, spread
+from dspark_jax.models.draft.proposal import Proposal
 from dspark_jax.models.params import Tree
-from dspark_jax.models.rows import Rows, uniform_rows
+from dspark_jax.models.rows import packed_rows, uniform_rows
+from dspark_jax.scheduling.memory import Memory
+from dspark_jax.scheduling.policy import Gate
 from dspark_jax.spec import Spec
-from pallas_kernels.verify import VerifiedRows
 
 
 def decode_round(
@@ -37,6 +41,7 @@ def decode_round(
     draft_length: int,
     variant: Variant,
     extras: Extras = NOTHING,
+    plan: Plan | None = None,
 ) -> tuple[DecodeState, RoundOut]:
     """Runs one round for the whole batch.
 
@@ -46,71 +51,172 @@ def decode_round(
       state: with a proposal of at least `draft_length` tokens, if that is > 0.
       requests: settings.
       words: random words of the committed length `state.length + 1`.
-      draft_length: n, drafts that every request verifies; 0 decodes plainly.
+      draft_length: n, the most drafts that a request verifies; 0 decodes plainly.
       variant: what the program can do.
       extras: what is wanted beside tokens.
+      plan: how many of them each request verifies, for a state with a memory; None:
+        all of them.
 
     Returns:
       (state, what was emitted).
     """
     n, batch = draft_length, state.anchor.shape[0]
-    proposal = state.proposal if n else None
-    ids = jnp.zeros((batch, 0), jnp.int32) if proposal is None else proposal.ids[:, :n]
-    rows = uniform_rows(
-        tokens=jnp.concatenate([state.anchor[:, None], ids], axis=1),
-        lengths=jnp.where(state.finish == RUNNING, n + 1, 0).astype(jnp.int32),
-        start=state.length,
-        width=spec.width,
-        bucket=spec.bucket(batch, n),
+    proposal = _first(state.proposal, n) if n else None
+    ids = jnp.zeros((batch, 0), jnp.int32) if proposal is None else proposal.ids
+    memory = state.memory if plan is not None else None
+    block = jnp.concatenate([state.anchor[:, None], ids], axis=1)
+    wanted = Wanted(
+        features=n > 0,
+        scores=extras.logprobs,
+        doubt=plan is not None and _minds_doubt(plan),
     )
-    taps = spec.taps if n else ()
-    logits, features, pending = dense.evaluate(
-        spec.target, params["target"], state.target, state.capacity, rows, taps
+    one = functools.partial(
+        judge,
+        spec,
+        params,
+        state.target,
+        state.capacity,
+        proposal=proposal,
+        requests=requests,
+        words=words,
+        variant=variant,
+        wanted=wanted,
     )
-    logits = spec.shard(logits, "batch", "vocab")
-    verdict = _judge(spec, variant, params, logits, requests, rows, proposal, n, words)
+    if plan is None or memory is None:
+        counts = jnp.where(state.finish == RUNNING, n + 1, 0).astype(jnp.int32)
+        bucket = spec.bucket(batch, n)
+        rows = uniform_rows(block, counts, state.length, spec.width, bucket)
+        n_drafts = jnp.full((batch,), n, jnp.int32)
+        judged = one(rows=rows, is_verify=rows.local_step < n)
+    else:
+        counts = schedule.lengths(plan, memory, state, variant)
+        rows = packed_rows(block, counts, state.length, spec.width, plan.buckets[-1])
+        n_drafts = jnp.maximum(counts - 1, 0)
+        is_verify = rows.local_step < n_drafts[rows.request]
+        judged = judge_in_buckets(plan.buckets, counts.sum(), rows, is_verify, one)
 
     def by_request(x: jax.Array) -> jax.Array:
-        return x[: batch * (n + 1)].reshape(batch, n + 1)
+        if plan is None:
+            return x[: batch * (n + 1)].reshape(batch, n + 1)
+        return rows.pad(x)[:, : n + 1]
 
     start = state.length
     state, out = settle(
         state,
-        by_request(verdict.accept),
-        by_request(verdict.token),
+        by_request(judged.verdict.accept),
+        by_request(judged.verdict.token),
         ids,
+        n_drafts,
         requests.stop_ids,
     )
-    if extras.trace and proposal is not None and spec.draft is not None:
-        head, rows_kept = spec.draft.confidence, holds_rows(variant)
-        # Of the proposal just verified; the next one is made below.
-        trace = RoundTrace(
-            proposal.confidence[:, :n] if head else None,
-            by_request(verdict.accept_prob)[:, :n] if rows_kept else None,
-        )
-        out = dataclasses.replace(out, trace=trace)
-    if extras.logprobs:
-        flat = out.emitted.reshape(-1)
-        scores = laws.log_probabilities(logits[: flat.shape[0]], flat)
-        out = dataclasses.replace(out, logprobs=by_request(scores))
+    out = _with_extras(out, extras, spec, variant, judged, by_request, proposal)
     # Ordered behind the last read, the caches are written in place.
     start = _behind(start, out.n_emitted)
     cache, context, pending, start = jax.lax.optimization_barrier(
-        (state.target, state.draft, pending, start, out.n_emitted)
+        (state.target, state.draft, judged.pending, start, out.n_emitted)
     )[:4]
     state = dataclasses.replace(
         state, target=dense.commit(cache, pending, start), draft=context
     )
     if n and spec.draft is not None and state.draft is not None:
         context = backbone.inject(
-            spec.draft, params["draft"], state.draft, features, rows
+            spec.draft, params["draft"], state.draft, judged.features, rows
         )
         state = dataclasses.replace(state, draft=context)
         at = out.n_emitted.reshape(batch, *[1] * (words.draft.ndim - 1))
         draft_words = jnp.take_along_axis(words.draft, at, axis=1)[:, 0]
-        proposal = draft_next(spec, params, state, requests, draft_words, n, variant)
-        state = dataclasses.replace(state, proposal=proposal)
+        again = functools.partial(
+            draft_next, spec, params, state, requests, draft_words, n, variant
+        )
+        if plan is None or memory is None:
+            state = dataclasses.replace(state, proposal=again())
+        else:
+            memory = schedule.remember(plan, memory, counts, out.n_kept)
+            doubt = None
+            if judged.doubt is not None:
+                last = out.n_emitted[:, None] - 1
+                doubt = jnp.take_along_axis(by_request(judged.doubt), last, axis=1)[
+                    :, 0
+                ]
+            wants = schedule.wants_draft(plan, memory, doubt, n)
+            state = _propose(spec, plan, state, memory, wants, again)
+            if state.memory is not None:
+                out = dataclasses.replace(out, offer=state.memory.newest)
     return state, out
+
+
+def _propose(
+    spec: Spec,
+    plan: Plan,
+    state: DecodeState,
+    memory: Memory,
+    wants: jax.Array,
+    again: functools.partial[Proposal | None],
+) -> DecodeState:
+    """The next proposal, if a running request wants one, and the memory of it."""
+    old = state.proposal
+    assert old is not None
+    wants &= state.finish == RUNNING
+    if isinstance(plan.policy, Gate):
+        drafts = jnp.any(wants)
+        proposal = jax.lax.cond(drafts, again, lambda: old)
+    else:
+        drafts, proposal = jnp.bool_(True), again()
+    assert proposal is not None
+    offer = schedule.offered(spec, state, proposal)
+    memory = dataclasses.replace(
+        memory,
+        newest=offer,
+        older=memory.newest,
+        drafted=jnp.broadcast_to(drafts, wants.shape),
+    )
+    return dataclasses.replace(state, proposal=proposal, memory=memory)
+
+
+def _first(proposal: Proposal | None, n: int) -> Proposal | None:
+    """The first n drafts of a proposal."""
+    if proposal is None:
+        return None
+
+    def cut(x: jax.Array | None) -> jax.Array | None:
+        return None if x is None else x[:, :n]
+
+    return Proposal(
+        proposal.ids[:, :n],
+        cut(proposal.weights),
+        cut(proposal.offset),
+        proposal.confidence[:, :n],
+        proposal.generation,
+    )
+
+
+def _minds_doubt(plan: Plan) -> bool:
+    return isinstance(plan.policy, Gate) and plan.policy.least_margin > 0
+
+
+def _with_extras(
+    out: RoundOut,
+    extras: Extras,
+    spec: Spec,
+    variant: Variant,
+    judged: Judged,
+    by_request,
+    proposal: Proposal | None,
+) -> RoundOut:
+    if extras.trace and proposal is not None and spec.draft is not None:
+        n = proposal.ids.shape[1]
+        # Of the proposal just verified; the next one is made later.
+        trace = RoundTrace(
+            proposal.confidence if spec.draft.confidence else None,
+            by_request(judged.verdict.accept_prob)[:, :n]
+            if holds_rows(variant)
+            else None,
+        )
+        out = dataclasses.replace(out, trace=trace)
+    if judged.scores is not None:
+        scores = jnp.where(out.emitted >= 0, by_request(judged.scores), 0.0)
+        out = dataclasses.replace(out, logprobs=scores)
+    return out
 
 
 def _behind(start: jax.Array, n_emitted: jax.Array) -> jax.Array:
@@ -119,38 +225,3 @@ def _behind(start: jax.Array, n_emitted: jax.Array) -> jax.Array:
     On CPU, XLA of jax 0.10 forgets the barrier and would copy the caches first.
     """
     return start + jnp.minimum(n_emitted, 0)
-
-
-def _judge(
-    spec: Spec,
-    variant: Variant,
-    params: Tree,
-    logits: jax.Array,
-    requests: Requests,
-    rows: Rows,
-    proposal: Proposal | None,
-    n: int,
-    words: RoundWords,
-) -> VerifiedRows:
-    """Verdicts on flat rows; each row finds its draft by request and step."""
-    is_verify = rows.local_step < n
-    fresh = words.fresh[rows.request, rows.local_step]
-    if proposal is None or spec.draft is None:
-        ids, drawn = jnp.full_like(rows.token, -1), None
-    else:
-        slot = rows.request * n + jnp.minimum(rows.local_step, n - 1)
-
-        def flat(x: jax.Array) -> jax.Array:
-            return x[:, :n].reshape(-1, *x.shape[2:])
-
-        def per_row(x: jax.Array) -> jax.Array:
-            return jnp.take(flat(x), slot, axis=0, mode="clip")
-
-        ids, drawn = per_row(proposal.ids), None
-        if proposal.weights is not None and proposal.offset is not None:
-            d2t = params["draft"].get("d2t")
-            drafted = spread(flat(proposal.weights), d2t, spec.target.vocab_size)
-            drawn = (drafted, slot, per_row(proposal.offset))
-    return laws.verify(
-        spec, variant, logits, requests, rows.request, ids, drawn, is_verify, fresh
-    )

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from dspark_jax.config import DecoderConfig
 from dspark_jax.models.draft.proposal import Proposal
 from dspark_jax.models.kv_cache import Cache, cache_bytes, empty_cache
+from dspark_jax.scheduling.memory import Memory
 from dspark_jax.spec import Spec
 
 RUNNING, STOP, LENGTH, CACHE_FULL = range(4)
@@ -63,6 +64,7 @@ class Counters:
         "budget",
         "finish",
         "counters",
+        "memory",
     ],
     meta_fields=["capacity"],
 )
@@ -80,6 +82,7 @@ class DecodeState:
       finish: int32[B]. Index into `FINISH_REASONS`; 0 while running.
       counters: statistics.
       capacity: C, positions a request may commit.
+      memory: what the next lengths follow from; None where they are fixed.
     """
 
     target: Cache
@@ -91,6 +94,7 @@ class DecodeState:
     finish: jax.Array
     counters: Counters
     capacity: int
+    memory: Memory | None = None
 
 
 def new_counters(batch: int, draft_length: int) -> Counters:

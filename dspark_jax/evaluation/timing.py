@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dspark_jax.decoding.batch import Batch
+from dspark_jax.decoding.batch import Batch, Settings
 from dspark_jax.decoding.extras import NOTHING, Extras
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.publishing import RoundOut
@@ -159,7 +159,7 @@ class RoundChain:
         self._requests = pack_requests([one] * batch, seeds, ())
         held = Batch(
             model.spec, model.params, model.programs, self._requests, batch, capacity,
-            n, variant, NOTHING,
+            n, Settings(variant, NOTHING),
         )  # fmt: skip
         prompt = list(range(min(PROMPT, capacity // 2)))
         held.start([prompt] * batch, [capacity] * batch)

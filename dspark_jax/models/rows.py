@@ -141,3 +141,53 @@ def uniform_rows(
         width=width,
         is_dense=False,
     )
+
+
+def packed_rows(
+    tokens: jax.Array, lengths: jax.Array, start: jax.Array, width: int, bucket: int
+) -> Rows:
+    """Rows of blocks that may differ in length, packed into `bucket` rows.
+
+    Args:
+      tokens: int32[B, n]. The block of each request, right-padded.
+      lengths: int32[B]. Real rows of each request, 0..n; together at most `bucket`.
+      start: int32[B]. Position of each request's first row.
+      width: T >= n, the attention padding.
+      bucket: G.
+
+    Returns:
+      Rows with G = bucket, request by request; rows past the last one are padding.
+    """
+    end = jnp.cumsum(lengths)
+    at = jnp.arange(bucket, dtype=jnp.int32)
+    request = jnp.sum(at[:, None] >= end[None], axis=1, dtype=jnp.int32)
+    request = jnp.minimum(request, tokens.shape[0] - 1)
+    is_real = at < end[-1]
+    step = jnp.where(is_real, at - (end - lengths)[request], 0)
+    return Rows(
+        token=jnp.where(is_real, tokens[request, step], 0),
+        request=request,
+        local_step=step,
+        position=start[request] + step,
+        is_real=is_real,
+        start=start,
+        width=width,
+        is_dense=False,
+    )
+
+
+def first_rows(rows: Rows, count: int) -> Rows:
+    """The first `count` rows; the others must be padding."""
+
+    def cut(x: jax.Array) -> jax.Array:
+        return x[:count]
+
+    return dataclasses.replace(
+        rows,
+        token=cut(rows.token),
+        request=cut(rows.request),
+        local_step=cut(rows.local_step),
+        position=cut(rows.position),
+        is_real=cut(rows.is_real),
+        is_dense=False,
+    )

@@ -6,10 +6,11 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import jax
-import jaxlib
 import numpy as np
 
 import dspark_jax
@@ -49,7 +50,7 @@ class CurveKey:
 def curve_key(
     model: Mapping[str, Plain],
     sizes: Sequence[int],
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> CurveKey:
     """The key of a model on this machine.
 
@@ -75,34 +76,52 @@ def curve_key(
         model=tuple(sorted(model.items())),
         sizes=tuple(int(size) for size in sizes),
         jax=jax.__version__,
-        jaxlib=jaxlib.__version__,
+        jaxlib=version("jaxlib"),
         dspark_jax=dspark_jax.__version__,
     )
 
 
-def save_curve(path: str | Path, key: CurveKey, measured: Curve) -> None:
-    """Writes a curve, whole or not at all; what `path` held is gone.
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What was measured under one key.
+
+    Attributes:
+      curve: verification, by rows.
+      draft_ms: of one proposal, >= 0.
+    """
+
+    curve: Curve
+    draft_ms: float
+
+    def __post_init__(self) -> None:
+        ok = isinstance(self.draft_ms, int | float) and np.isfinite(self.draft_ms)
+        require(ok and self.draft_ms >= 0, "draft_ms", self.draft_ms, "finite, >= 0")
+
+
+def save_costs(path: str | Path, key: CurveKey, measured: Measured) -> None:
+    """Writes costs, whole or not at all; what `path` held is gone.
 
     Raises:
       ValueError: a curve of other sizes than the key's.
     """
-    sizes = tuple(int(size) for size in measured.sizes)
+    sizes = tuple(int(size) for size in measured.curve.sizes)
     require(sizes == key.sizes, "sizes", sizes, f"those of the key, {key.sizes}")
     # A float32 is a float64, and JSON keeps all of its digits.
-    ms = [float(x) for x in np.asarray(measured.ms)]
-    text = json.dumps({"key": _plain(key), "ms": ms}, indent=2)
+    ms = [float(x) for x in np.asarray(measured.curve.ms)]
+    values = {"key": _plain(key), "ms": ms, "draft_ms": measured.draft_ms}
+    text = json.dumps(values, indent=2)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, text + "\n")
 
 
-def load_curve(path: str | Path, key: CurveKey) -> Curve | None:
-    """The curve measured under this key; None where there is none to be read."""
+def load_costs(path: str | Path, key: CurveKey) -> Measured | None:
+    """What was measured under this key; None where there is none to be read."""
     try:
         stored = json.loads(Path(path).read_text(encoding="utf-8"))
         if stored["key"] != _plain(key):
             logger.info("%s was measured for something else", path)
             return None
-        return curve(key.sizes, stored["ms"])
+        return Measured(curve(key.sizes, stored["ms"]), stored["draft_ms"])
     except FileNotFoundError:
         return None
     # Not a file, no JSON, no such fields, no times.
@@ -111,19 +130,19 @@ def load_curve(path: str | Path, key: CurveKey) -> Curve | None:
         return None
 
 
-def cached_curve(
-    path: str | Path, key: CurveKey, measure: Callable[[], Curve]
-) -> Curve:
-    """The stored curve, else a new one, which is stored.
+def cached_costs(
+    path: str | Path, key: CurveKey, measure: Callable[[], Measured]
+) -> Measured:
+    """The stored costs, else new ones, which are stored.
 
     Raises:
       ValueError: `measure` gave a curve of other sizes than the key's.
-      OSError: the new curve cannot be written.
+      OSError: the new ones cannot be written.
     """
-    found = load_curve(path, key)
+    found = load_costs(path, key)
     if found is None:
         found = measure()
-        save_curve(path, key, found)
+        save_costs(path, key, found)
     return found
 
 

@@ -179,3 +179,19 @@ class CostModel:
         largest = int(self.curve.sizes[-1])
         require(0 <= rows <= largest, "rows", rows, f"0..{largest}, the largest size")
         return int(np.searchsorted(self.curve.sizes, rows))
+
+
+Costs = CostModel | CostTable
+
+
+def table_of(costs: Costs, requests: int) -> CostTable:
+    """What is known now about rounds of up to `requests` live requests.
+
+    Raises:
+      ValueError: a table for fewer requests.
+    """
+    if isinstance(costs, CostModel):
+        return costs.table(requests)
+    known = len(costs.draft_ms) - 1
+    require(known >= requests, "costs", f"a table for {known}", f"{requests} requests")
+    return costs

@@ -29,6 +29,7 @@ def scripted_model(
     draft_logits: np.ndarray,
     *,
     gamma: int = 3,
+    confidence: np.ndarray | None = None,
     max_position: int = 512,
     eos_ids: tuple[int, ...] = (),
     tokenizer: Tokenizer | None = None,
@@ -40,6 +41,8 @@ def scripted_model(
         becomes -1e4.
       draft_logits: float[V, V], likewise.
       gamma: drafted tokens a round.
+      confidence: float[V]. Confidence logit of a draft after token x, so that the
+        second draft's depends on the first; None has no confidence head.
       max_position: positions of the target.
       eos_ids: default stop ids.
       tokenizer: for `generate`.
@@ -68,6 +71,8 @@ def scripted_model(
         mask_token_id=0,
         markov_rank=vocab,
         markov_head="vanilla",
+        confidence=confidence is not None,
+        confidence_with_markov=confidence is not None,
         own_head=True,
     )
     one_hot = np.eye(vocab, dtype=np.float32)
@@ -79,6 +84,14 @@ def scripted_model(
     draft_params = _silent(backbone.abstract_draft_params(draft))
     draft_params["markov"]["w1"]["weight"] = jnp.asarray(one_hot)
     draft_params["markov"]["w2"]["weight"] = jnp.asarray(draft_table.T.copy())
+    if confidence is not None:
+        weight = np.zeros((1, 2 * vocab), np.float32)
+        weight[0, vocab:] = confidence
+        bias = np.zeros((1,), np.float32)
+        draft_params["confidence"] = {
+            "weight": jnp.asarray(weight),
+            "bias": jnp.asarray(bias),
+        }
     params = {
         "target": for_cpu(target_params),
         "draft": for_cpu(draft_params),

@@ -40,7 +40,7 @@ def carried(values: jax.Array, source: jax.Array) -> jax.Array:
     return jnp.where((source >= 0)[:, None], rows, 0.0)
 
 
-def allocate(values: jax.Array, total: jax.Array) -> jax.Array:
+def allocate(values: jax.Array, total: jax.Array | int) -> jax.Array:
     """Rows of each request when `total` rows are shared by value.
 
     Every request has one row. What is left goes to drafts in the order of their

@@ -9,7 +9,7 @@ import pytest
 
 import dspark_jax as dspark
 from dspark_jax import Buckets
-from dspark_jax.decoding.batch import Batch
+from dspark_jax.decoding.batch import Batch, Settings
 from dspark_jax.decoding.extras import Extras
 from dspark_jax.models import dense
 from dspark_jax.models.draft import backbone
@@ -34,8 +34,8 @@ def model():
 def new_batch(model, capacity=CAPACITY):
     requests = requests_for(dspark.SamplingParams())
     return Batch(
-        model.spec, model.params, model.programs, requests, 1, capacity, 2, "greedy",
-        Extras(),
+        model.spec, model.params, model.programs, requests, 1, capacity, 2,
+        Settings("greedy", Extras()),
     )  # fmt: skip
 
 

@@ -116,9 +116,9 @@ def test_fr55_mean_length_is_over_all_rounds():
 
 def test_fr55_statistics_of_a_transcript():
     transcript = Transcript(dspark.testing.byte_tokenizer(), (), 3)
-    transcript.take([10], 0, [], 0, prefill=True)
+    transcript.take([10], 0, 0, [], 0, prefill=True)
     for emitted, kept, finish in (([1], 0, 0), ([2, 3, 4, 5], 3, 0), ([6], 0, LENGTH)):
-        transcript.take(emitted, kept, [], finish, prefill=False)
+        transcript.take(emitted, kept, 3, [], finish, prefill=False)
     stats = transcript.stats(
         seconds=2.0, compile_seconds=0.0, programs=0, implementation="reference"
     )
@@ -199,8 +199,9 @@ def test_logprobs_of_the_one_program_are_the_targets_own():
 
 def test_what_a_stop_string_cuts_off_counts_nowhere():
     transcript = Transcript(dspark.testing.byte_tokenizer(), ("b",), 3)
-    transcript.take(list(b"x"), 0, [-1.0], 0, prefill=True)
-    transcript.take(list(b"abcd"), 3, [-2.0, -3.0, -4.0, -5.0], 0, prefill=False)
+    transcript.take(list(b"x"), 0, 0, [-1.0], 0, prefill=True)
+    logs = [-2.0, -3.0, -4.0, -5.0]
+    transcript.take(list(b"abcd"), 3, 3, logs, 0, prefill=False)
     assert bytes(transcript.tokens) == b"xab" and transcript.dropped == 2
     assert transcript.logprobs == [-1.0, -2.0, -3.0]
     stats = transcript.stats(
@@ -211,7 +212,7 @@ def test_what_a_stop_string_cuts_off_counts_nowhere():
 
 def test_a_character_that_the_last_token_leaves_open_is_shown():
     transcript = Transcript(dspark.testing.byte_tokenizer(), (), 3)
-    assert transcript.take([120], 0, [], 0, prefill=True) == "x"
+    assert transcript.take([120], 0, 0, [], 0, prefill=True) == "x"
     # Three of the four bytes of a character.
-    shown = transcript.take([0xF0, 0x9F, 0x98], 2, [], LENGTH, prefill=False)
+    shown = transcript.take([0xF0, 0x9F, 0x98], 2, 2, [], LENGTH, prefill=False)
     assert shown == "\ufffd" and transcript.text == "x\ufffd"

@@ -6,7 +6,6 @@ six words stand for all 2^32, and no sampling is involved.
 """
 
 import collections
-import itertools
 from types import SimpleNamespace
 
 import jax
@@ -16,23 +15,16 @@ import pytest
 from scipy import stats
 
 import dspark_jax as dspark
-from dspark_jax.decoding import drafting
-from dspark_jax.decoding import round as round_module
-from dspark_jax.decoding.requests import Requests
-from dspark_jax.decoding.words import RoundWords
+from dspark_jax.decoding import drafting, judging
 from dspark_jax.models import dense
 from dspark_jax.models.kv_cache import empty_cache
 from dspark_jax.models.rows import dense_rows
 from pallas_kernels import TOTAL, argmax_ids, draw, integer_rows, points
 from pallas_kernels.verify import VerifiedRows, reference
+from tests.decoding.enumeration import chain, completed, enumerate_law
 from tests.decoding.scripts import with_draft_ids
-from tests.decoding.serving import decode_round, prefill
 from tests.models.goldens import arrays, pair
 from tests.models.quick import quick_jit
-
-# Rows that are evaluated together.
-BATCH = 8640
-PROMPT = 2
 
 # Zeros on either side, an equal row.
 SIXTHS = (
@@ -56,105 +48,6 @@ def logs(table):
 
 def scripted(tables, n):
     return dspark.testing.scripted_model(*map(logs, tables), gamma=max(n, 1))
-
-
-def midpoints(count):
-    """uint32[count]: words in the middle of equal parts of the unit interval."""
-    return ((np.arange(count) + 0.5) / count * 2**32).astype(np.uint32)
-
-
-def program(model, n, rounds, capacity=16):
-    """Prefill and rounds in one program; a fresh one, as controls patch it."""
-
-    def run(params, tokens, requests, first, later):
-        batch = tokens.shape[0]
-        lengths = jnp.full((batch,), PROMPT, jnp.int32)
-        budget = jnp.full((batch,), 99, jnp.int32)
-        state, out = prefill(
-            model.spec, params, tokens, lengths, budget, requests, first, n,
-            "sampled", capacity,
-        )  # fmt: skip
-        emitted, counts = [out.emitted], [out.n_emitted]
-        for words in later:
-            state, out = decode_round(
-                model.spec, params, state, requests, words, n, "sampled"
-            )
-            emitted.append(out.emitted)
-            counts.append(out.n_emitted)
-        return emitted, counts
-
-    return quick_jit(run)
-
-
-def enumerate_law(model, n, rounds, parts, temperature=1.0):
-    """Law of the emitted sequences, as {tokens: probability}.
-
-    Args:
-      model: scripted.
-      n: drafts a round.
-      rounds: rounds after the prefill.
-      parts: points of every word.
-      temperature: of every request.
-    """
-    run = program(model, n, rounds)
-    # First token and first proposal; then a fresh token a round, and a proposal but
-    # after the last one.
-    axes = [parts] * (1 + n + rounds + n * (rounds - 1))
-    total = int(np.prod(axes))
-    law = collections.Counter()
-    tokens = jnp.full((BATCH, PROMPT), 1, jnp.int32)
-    sampling = dspark.SamplingParams(temperature=temperature)
-    one = dspark.pack_requests([sampling], np.zeros((1, 2), np.uint32), ())
-    requests: Requests = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (BATCH, *x.shape[1:])), one
-    )
-    for begin in range(0, total, BATCH):
-        cases = np.arange(begin, min(begin + BATCH, total))
-        # Rows past the end repeat the last case and are not counted.
-        padded = np.minimum(np.arange(begin, begin + BATCH), total - 1)
-        columns = iter(np.unravel_index(padded, axes))
-
-        def take(count, columns=columns):
-            chosen = [midpoints(parts)[next(columns)] for _ in range(count)]
-            return np.stack(chosen, 1) if chosen else np.zeros((BATCH, 0), np.uint32)
-
-        def words(fresh, drafts):
-            return RoundWords(
-                fresh=np.repeat(fresh, n + 1, 1),
-                draft=np.repeat(drafts[:, None], n + 2, 1),
-            )
-
-        none = np.zeros((BATCH, n), np.uint32)
-        first = words(take(1), take(n))
-        later = [
-            words(take(1), take(n) if r + 1 < rounds else none) for r in range(rounds)
-        ]
-        emitted, counts = run(model.params, tokens, requests, first, later)
-        line = np.concatenate([np.asarray(x) for x in emitted], 1)[: len(cases)]
-        assert all((np.asarray(c) >= 1).all() for c in counts)
-        for row, times in zip(
-            *np.unique(line, axis=0, return_counts=True), strict=True
-        ):
-            law[tuple(int(t) for t in row if t >= 0)] += int(times) / total
-    return law
-
-
-def completed(law, target, length):
-    """`law` with shorter sequences continued by the target, as an array."""
-    out = np.zeros((len(target),) * length)
-    for tokens, mass in law.items():
-        for tail in itertools.product(range(len(target)), repeat=length - len(tokens)):
-            line = [*tokens, *tail]
-            share = mass
-            for at in range(len(tokens), length):
-                share *= target[line[at - 1], line[at]]
-            out[tuple(line)] += share
-    return out
-
-
-def chain(target, length):
-    """Law of the target's own sequences after token 1."""
-    return completed({(t,): p for t, p in enumerate(target[1])}, target, length)
 
 
 def distance(tables, n, rounds, parts, model=None):
@@ -208,8 +101,8 @@ def test_emitted_law_with_a_reduced_draft_vocabulary():
 
 
 def test_control_draft_law_on_the_wrong_ids(monkeypatch):
-    real = round_module.spread
-    monkeypatch.setattr(round_module, "spread", lambda q, d2t, v: real(q, d2t[::-1], v))
+    real = judging.spread
+    monkeypatch.setattr(judging, "spread", lambda q, d2t, v: real(q, d2t[::-1], v))
     tables, model = reduced_model()
     assert distance(tables, 1, 1, 6, model) > 1e-2
 

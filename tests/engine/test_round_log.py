@@ -153,10 +153,11 @@ def test_plain_decoding_and_shared_noise_have_no_overlap(model):
 
 def test_stop_tokens_and_stop_strings_cut_the_log():
     transcript = Transcript(dspark.testing.byte_tokenizer(), ("c",), 3)
-    transcript.take(list(b"x"), 0, [], 0, prefill=True)
+    transcript.take(list(b"x"), 0, 0, [], 0, prefill=True)
     first = RoundLog(3, 2, 3, False, 2, (0.5, 0.0, 1.0), ())
-    transcript.take(list(b"aba"), 2, [], 0, False, first)
+    transcript.take(list(b"aba"), 2, 3, [], 0, False, first)
     # All drafts stand; the string ends behind the second, so neither the third nor
     # the bonus token counts.
-    transcript.take(list(b"acab"), 3, [], 0, False, RoundLog(3, 3, 4, False, 5, (), ()))
+    last = RoundLog(3, 3, 4, False, 5, (), ())
+    transcript.take(list(b"acab"), 3, 3, [], 0, False, last)
     assert transcript.logs == [first, RoundLog(3, 2, 2, False, 5, (), ())]

@@ -11,19 +11,20 @@ import dspark_jax
 from dspark_jax.scheduling import cost_cache
 from dspark_jax.scheduling.budget import curve
 from dspark_jax.scheduling.cost_cache import (
-    cached_curve,
+    Measured,
+    cached_costs,
     curve_key,
-    load_curve,
-    save_curve,
+    load_costs,
+    save_costs,
 )
 
 MODEL = {"hidden_size": 64, "dtype": "bfloat16", "tied": True, "window": None}
-MEASURED = curve([2, 4, 8], [0.1, 1 / 3, 28.000001])
+MEASURED = Measured(curve([2, 4, 8], [0.1, 1 / 3, 28.000001]), 2 / 3)
 
 
 @pytest.fixture
 def key():
-    return curve_key(MODEL, MEASURED.sizes)
+    return curve_key(MODEL, MEASURED.curve.sizes)
 
 
 @pytest.fixture
@@ -32,15 +33,16 @@ def path(tmp_path):
 
 
 def test_the_same_bits_come_back(path, key):
-    assert load_curve(path, key) is None
-    save_curve(path, key, MEASURED)
-    found = load_curve(path, key)
+    assert load_costs(path, key) is None
+    save_costs(path, key, MEASURED)
+    found = load_costs(path, key)
     assert found is not None
     for name in ("sizes", "ms"):
-        got, wanted = getattr(found, name), getattr(MEASURED, name)
+        got, wanted = getattr(found.curve, name), getattr(MEASURED.curve, name)
         assert got.dtype == wanted.dtype and np.array_equal(got, wanted)
     # In the order of the fields' names, so that the caller's order does not matter.
     assert key == curve_key(dict(reversed(MODEL.items())), (2, 4, 8))
+    assert found.draft_ms == MEASURED.draft_ms
     assert [p.name for p in path.parent.iterdir()] == ["curve.json"]
 
 
@@ -52,7 +54,7 @@ def test_measured_once(path, key):
         return MEASURED
 
     for _ in range(3):
-        assert np.array_equal(cached_curve(path, key, measure).ms, MEASURED.ms)
+        assert cached_costs(path, key, measure).draft_ms == MEASURED.draft_ms
     assert len(calls) == 1
 
 
@@ -65,7 +67,7 @@ def test_what_the_key_holds(key):
 
 
 def test_every_part_of_the_key_matters(path, key):
-    save_curve(path, key, MEASURED)
+    save_costs(path, key, MEASURED)
     others = [
         dataclasses.replace(key, device_kind="another"),
         dataclasses.replace(key, devices=key.devices + 1),
@@ -81,12 +83,12 @@ def test_every_part_of_the_key_matters(path, key):
     fields = {field.name for field in dataclasses.fields(key)}
     assert fields == {*"device_kind devices model sizes jax jaxlib dspark_jax".split()}
     for other in others:
-        assert load_curve(path, other) is None
-    assert load_curve(path, key) is not None
+        assert load_costs(path, other) is None
+    assert load_costs(path, key) is not None
 
 
 def test_what_cannot_be_read_is_measured_again(path, key):
-    save_curve(path, key, MEASURED)
+    save_costs(path, key, MEASURED)
     good = path.read_text()
     stored = json.loads(good)
     for broken in (
@@ -100,21 +102,23 @@ def test_what_cannot_be_read_is_measured_again(path, key):
         json.dumps(stored | {"ms": [1.0, 2.0, -3.0]}),
         json.dumps(stored | {"ms": [1.0, 2.0, None]}),
         json.dumps(stored | {"ms": "fast"}),
+        json.dumps(stored | {"draft_ms": -1.0}),
+        json.dumps(stored | {"draft_ms": None}),
         json.dumps(stored | {"ms": {"2": 1.0}}),
     ):
         path.write_text(broken)
-        assert load_curve(path, key) is None
-        assert cached_curve(path, key, lambda: MEASURED) is MEASURED
+        assert load_costs(path, key) is None
+        assert cached_costs(path, key, lambda: MEASURED) is MEASURED
         assert path.read_text() == good
     path.write_bytes(b"\xff\xfe\x00")
-    assert load_curve(path, key) is None
+    assert load_costs(path, key) is None
     path.unlink()
     path.mkdir()
-    assert load_curve(path, key) is None
+    assert load_costs(path, key) is None
 
 
 def test_a_failure_leaves_what_was_there(path, key, monkeypatch):
-    save_curve(path, key, MEASURED)
+    save_costs(path, key, MEASURED)
     good = path.read_text()
 
     def fails(*_):
@@ -122,14 +126,14 @@ def test_a_failure_leaves_what_was_there(path, key, monkeypatch):
 
     monkeypatch.setattr("os.replace", fails)
     with pytest.raises(OSError, match="disk full"):
-        save_curve(path, key, curve([2, 4, 8], [1, 2, 3]))
+        save_costs(path, key, Measured(curve([2, 4, 8], [1, 2, 3]), 0.0))
     assert path.read_text() == good
     assert [p.name for p in path.parent.iterdir()] == ["curve.json"]
 
 
 def test_bad_input(path, key):
     with pytest.raises(ValueError, match="`sizes`.*those of the key"):
-        save_curve(path, key, curve([2, 4], [1, 2]))
+        save_costs(path, key, Measured(curve([2, 4], [1, 2]), 0.0))
     assert not path.exists()
     with pytest.raises(ValueError, match="model\\['shape'\\]"):
         curve_key({"shape": (1, 2)}, [2])

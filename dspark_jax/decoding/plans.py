@@ -1,0 +1,96 @@
+"""From a policy to a plan, checked before tracing."""
+
+from __future__ import annotations
+
+import jax
+from jax.core import Tracer
+
+from dspark_jax.config import require
+from dspark_jax.decoding.requests import Variant, holds_rows
+from dspark_jax.decoding.schedule import Plan
+from dspark_jax.scheduling.cost_model import CostTable
+from dspark_jax.scheduling.policy import Gate, Policy, Scheduled
+from dspark_jax.settings import Fixed
+from dspark_jax.spec import Spec
+
+
+def policy_length(
+    spec: Spec, policy: Policy | None, draft_length: int | None
+) -> tuple[int, Scheduled | None]:
+    """Drafts a round, and the policy unless all of them are verified.
+
+    Raises:
+      ValueError: no policy, a length that the draft does not have, two lengths, or a
+        policy that needs confidences and a draft that gives none.
+    """
+    if policy is None:
+        return spec.check_draft_length(draft_length), None
+    if not isinstance(policy, Fixed | Scheduled):
+        raise ValueError(
+            f"`policy` is {policy!r}; allowed: Fixed, Budget, EarlyStop, Threshold or "
+            "Gate"
+        )
+    asked = policy.draft_length
+    if draft_length is not None and asked != draft_length:
+        raise ValueError(
+            f"`draft_length` is {draft_length} but `policy` is {policy}; give one"
+        )
+    n = spec.check_draft_length(asked)
+    if isinstance(policy, Fixed):
+        return n, None
+    if spec.draft is None or not spec.draft.confidence:
+        raise ValueError(
+            f"`policy` is {policy} but the draft has no confidence head; use Fixed"
+        )
+    return n, policy
+
+
+def make_plan(
+    spec: Spec,
+    policy: Scheduled,
+    batch: int,
+    draft_length: int,
+    costs: CostTable | None,
+    variant: Variant,
+) -> Plan:
+    """The plan of all rounds, for lengths that are decided on the device.
+
+    Raises:
+      ValueError: costs that are missing, or a gate that would bend sampling.
+    """
+    if policy.needs_costs and costs is None:
+        raise ValueError(
+            f"`policy` is {policy} and weighs time; give `costs`, see `profile`"
+        )
+    if isinstance(policy, Gate) and policy.causal is False and holds_rows(variant):
+        raise ValueError(
+            "`policy` is Gate(causal=False): with tokens drawn at a temperature it "
+            "would look at what it decides about, and bias them; leave `causal` out, "
+            "or use greedy decoding or verification='shared_noise'"
+        )
+    return Plan(costs, None, policy, row_buckets(batch, draft_length))
+
+
+def row_buckets(batch: int, draft_length: int) -> tuple[int, ...]:
+    """Row counts a scheduled round is compiled for: 1, 2, .. n + 1 a request.
+
+    At least two rows: single ones are slow on CPU.
+    """
+    sizes = {max(2, batch * (j + 1)) for j in range(draft_length + 1)}
+    return tuple(sorted(sizes))
+
+
+def check_seeds(policy: Scheduled | None, variant: Variant, seeds: jax.Array) -> None:
+    """Refuses equal seeds where requests decide about each other.
+
+    Their drafts would be copies, and a draft's length would depend on itself.
+    """
+    if policy is None or not holds_rows(variant) or isinstance(seeds, Tracer):
+        return
+    rows = [tuple(row) for row in jax.device_get(seeds).tolist()]
+    require(
+        len(set(rows)) == len(rows),
+        "seeds",
+        "equal for some requests",
+        f"different ones with {type(policy).__name__}, which lets requests share rows",
+    )

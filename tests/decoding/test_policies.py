@@ -1,0 +1,154 @@
+"""Policies through both drivers: the same lengths, and the text of plain decoding."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import dspark_jax as dspark
+from dspark_jax.decoding import batch as batch_module
+from dspark_jax.decoding.plans import row_buckets
+from dspark_jax.scheduling.budget import curve
+from dspark_jax.scheduling.cost_model import CostModel
+from dspark_jax.scheduling.gate import GateConfig
+from dspark_jax.scheduling.memory import NewerProposal
+from dspark_jax.scheduling.policy import Budget, EarlyStop, Gate, Threshold
+
+N, NEW = 3, 18
+PROMPTS = ["ab", "hello there"]
+# A step at four rows, so that a budget has something to choose.
+SIZES = row_buckets(len(PROMPTS), N)
+COSTS = CostModel(curve(SIZES, [10.0, 10.5, 14.0, 15.0]), draft_ms=1.0)
+POLICIES = {
+    "budget": Budget(),
+    "early_stop": EarlyStop(),
+    "threshold": Threshold(survival=0.3),
+    "gate": Gate(config=GateConfig(decay=0.5)),
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = dspark.testing.tiny_config(
+        layers=1, hidden_size=16, num_heads=2, num_kv_heads=1
+    )
+    draft = dspark.testing.tiny_draft_config(config, gamma=N)
+    return dspark.testing.tiny_model(target=config, draft=draft, seed=4, scale=4.0)
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    options = dict(max_new_tokens=NEW, chat=False, draft_length=0)
+    return dspark.generate(model, PROMPTS, **options)
+
+
+def generate(model, policy, **options):
+    return dspark.generate(
+        model, PROMPTS, max_new_tokens=NEW, chat=False, policy=policy, costs=COSTS,
+        **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scheduled(model):
+    """Results by policy; programs are compiled once."""
+    return {name: generate(model, one, trace=True) for name, one in POLICIES.items()}
+
+
+def in_one_program(model, policy):
+    ids = [model.tokenizer.encode(prompt) for prompt in PROMPTS]
+    lengths = np.asarray([len(row) for row in ids], np.int32)
+    tokens = np.zeros((len(ids), lengths.max()), np.int32)
+    for row, given in zip(tokens, ids, strict=True):
+        row[: len(given)] = given
+
+    @jax.jit
+    def run(params, tokens, lengths, costs):
+        return dspark.generate_tokens(
+            model.spec, params, tokens, lengths, max_new_tokens=NEW, policy=policy,
+            costs=costs, capacity=128,
+        )  # fmt: skip
+
+    return run(model.params, tokens, lengths, COSTS.table(len(PROMPTS)))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_text_is_that_of_plain_decoding(name, plain, scheduled):
+    for have, want in zip(scheduled[name], plain, strict=True):
+        assert have.tokens == want.tokens
+    lengths = {log.drafted for one in scheduled[name] for log in one.rounds}
+    assert len(lengths) > 1, "the policy never chose"
+
+
+@pytest.mark.parametrize("name", ["budget", "gate"])
+def test_both_drivers_decide_alike(name, model, scheduled):
+    out = in_one_program(model, POLICIES[name])
+    for row, one in enumerate(scheduled[name]):
+        assert out.tokens[row, : out.lengths[row]].tolist() == one.tokens
+        assert int(out.counters.rounds[row]) == one.stats.rounds
+        assert int(out.counters.drafted[row]) == one.stats.drafted
+        assert int(out.counters.verified_rows[row]) == one.stats.verified_rows
+
+
+def test_statistics_count_what_was_verified(scheduled):
+    for one in scheduled["budget"]:
+        assert one.stats.drafted == sum(log.drafted for log in one.rounds)
+        assert one.stats.verified_rows == one.stats.drafted + one.stats.rounds
+        for log in one.rounds:
+            assert log.accepted <= log.drafted == len(log.confidence)
+
+
+def test_a_total_from_the_waiting_proposal_is_refused(model, monkeypatch):
+    """As if rounds handed out what they will verify next."""
+    real = batch_module.Batch._receive
+
+    def early(self, out):
+        if out.offer is not None:
+            offer = out.offer
+            later = dataclasses.replace(offer, generation=offer.generation + 99)
+            out = dataclasses.replace(out, offer=later)
+        return real(self, out)
+
+    monkeypatch.setattr(batch_module.Batch, "_receive", early)
+    with pytest.raises(NewerProposal, match="only older ones"):
+        generate(model, Budget())
+
+
+def test_the_host_never_waits_for_the_round_it_schedules(model, monkeypatch):
+    """When a round is launched, the one before it may still be in flight."""
+    seen, real = [], batch_module.Batch.launch
+
+    def launch(self):
+        seen.append(len(self._flights))
+        real(self)
+
+    monkeypatch.setattr(batch_module.Batch, "launch", launch)
+    generate(model, Budget())
+    # Near its end a request may have no use for another round.
+    assert seen[:2] == [0, 1] and seen.count(1) > 0.7 * len(seen)
+
+
+def test_bad_policies(model, plain):
+    with pytest.raises(ValueError, match="policy.*allowed"):
+        dspark.generate(model, "a", policy=3)
+    with pytest.raises(ValueError, match="costs"):
+        dspark.generate(model, "a", policy=Budget())
+    with pytest.raises(ValueError, match="draft_length"):
+        dspark.generate(model, "a", policy=Budget(draft_length=2), draft_length=1)
+    with pytest.raises(ValueError, match="draft_length"):
+        Budget(draft_length=0)
+    with pytest.raises(ValueError, match="survival"):
+        Threshold(survival=1.5)
+    sampling = dspark.SamplingParams(temperature=1.0)
+    with pytest.raises(ValueError, match="bias"):
+        generate(model, Gate(causal=False), sampling=sampling)
+    twins = [dspark.SamplingParams(temperature=1.0, seed=7)] * 2
+    with pytest.raises(ValueError, match="seeds"):
+        generate(model, Budget(), sampling=twins)
+    silent = dataclasses.replace(
+        model.spec.draft, confidence=False, confidence_with_markov=False
+    )
+    without = dataclasses.replace(model.spec, draft=silent)
+    with pytest.raises(ValueError, match="confidence head"):
+        dspark.generate(dataclasses.replace(model, spec=without), "a", policy=Budget())
