@@ -97,9 +97,7 @@ def size_ms(curve: Curve, slope: Number, sampler_ms: Number) -> jax.Array:
     head = lax.bitcast_convert_type(bits & np.uint32(0xFFFFF000), jnp.float32)
     sizes = jnp.asarray(curve.sizes).astype(jnp.float32)
     times = jnp.asarray(curve.ms) + head * sizes + (slope - head) * sizes
-    # Behind the barrier: times that are known when a program is compiled would turn
-    # a division by them into a product with a rounded reciprocal.
-    return lax.optimization_barrier(times + jnp.asarray(sampler_ms, jnp.float32))
+    return times + jnp.asarray(sampler_ms, jnp.float32)
 
 
 def ms_by_total(
@@ -177,7 +175,7 @@ def choose_total(
     totals = requests + jnp.arange(expected.size, dtype=jnp.int32)
     place = smallest_size(curve, totals)
     times = size_ms(curve, slope, sampler_ms)
-    score = expected / times[jnp.minimum(place, times.size - 1)]
+    score = tokens_a_ms(expected, times, place)
     worth_it = jnp.concatenate([jnp.ones(1, bool), queue > 0])
     # The first of equal maxima is the smaller total.
     score = jnp.where(worth_it & (place < times.size), score, -1.0)
@@ -231,6 +229,17 @@ def bought_one_by_one(requests: jax.Array, queue: jax.Array) -> jax.Array:
 
     _, bought = lax.scan(buy, start, queue, unroll=8)
     return jnp.concatenate([start[None], bought])
+
+
+def tokens_a_ms(expected: jax.Array, times: jax.Array, place: jax.Array) -> jax.Array:
+    """Scores: float32[K] of float32[K] tokens, float32[G] times and int32[K] places.
+
+    A place beyond the last counts as the last.
+    """
+    # Behind the barrier a compiler does not see that a divisor is known or that one
+    # divides everything; it would multiply by a rounded reciprocal instead.
+    chosen = lax.optimization_barrier(times[jnp.minimum(place, times.size - 1)])
+    return expected / chosen
 
 
 def _falling(values: jax.Array) -> jax.Array:

@@ -60,7 +60,7 @@ def curve_key(
     Args:
       model: fields that tell the model's cost: plain values by name.
       sizes: compiled rows, strictly increasing.
-      devices: that the model runs on, of one kind; None: all of JAX's.
+      devices: JAX devices that the model runs on, of one kind; None: all of JAX's.
 
     Raises:
       ValueError: a field that is no plain value, no device.

@@ -14,7 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from dspark_jax.config import require
-from dspark_jax.scheduling.budget import bought_one_by_one, cleaned, require_batch
+from dspark_jax.scheduling.budget import (
+    bought_one_by_one,
+    cleaned,
+    require_batch,
+    tokens_a_ms,
+)
 
 
 def early_stop(values: jax.Array, live: jax.Array, ms_by_total: jax.Array) -> jax.Array:
@@ -54,9 +59,8 @@ def early_stop(values: jax.Array, live: jax.Array, ms_by_total: jax.Array) -> ja
     queue = lax.bitcast_convert_type(-falling, jnp.float32)
     expected = bought_one_by_one(requests, queue)
     totals = requests + jnp.arange(expected.size, dtype=jnp.int32)
-    # See `size_ms`.
-    times = lax.optimization_barrier(jnp.asarray(ms_by_total))
-    theta = expected / times[jnp.minimum(totals, times.size - 1)]
+    times = jnp.asarray(ms_by_total)
+    theta = tokens_a_ms(expected, times, totals)
     improves = (theta[1:] > theta[:-1]) & (totals[1:] < times.size) & (queue > 0)
     stopped = jnp.concatenate([~improves, jnp.ones(1, bool)])
     admitted = jnp.argmax(stopped).astype(jnp.int32)

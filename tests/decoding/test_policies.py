@@ -1,6 +1,7 @@
 """Policies through both drivers: the same lengths, and the text of plain decoding."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -26,6 +27,11 @@ POLICIES = {
     "threshold": Threshold(survival=0.3),
     "gate": Gate(config=GateConfig(decay=0.5)),
 }
+# Each compiles programs of its own.
+NAMES = [
+    "budget",
+    *(pytest.param(n, marks=pytest.mark.slow) for n in POLICIES if n != "budget"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +58,8 @@ def generate(model, policy, **options):
 
 @pytest.fixture(scope="module")
 def scheduled(model):
-    """Results by policy; programs are compiled once."""
-    return {name: generate(model, one, trace=True) for name, one in POLICIES.items()}
+    """Results by the policy's name; programs are compiled once."""
+    return functools.cache(lambda name: generate(model, POLICIES[name], trace=True))
 
 
 def in_one_program(model, policy):
@@ -73,18 +79,19 @@ def in_one_program(model, policy):
     return run(model.params, tokens, lengths, COSTS.table(len(PROMPTS)))
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_text_is_that_of_plain_decoding(name, plain, scheduled):
-    for have, want in zip(scheduled[name], plain, strict=True):
+    results = scheduled(name)
+    for have, want in zip(results, plain, strict=True):
         assert have.tokens == want.tokens
-    lengths = {log.drafted for one in scheduled[name] for log in one.rounds}
+    lengths = {log.drafted for one in results for log in one.rounds}
     assert len(lengths) > 1, "the policy never chose"
 
 
-@pytest.mark.parametrize("name", ["budget", "gate"])
+@pytest.mark.parametrize("name", NAMES)
 def test_both_drivers_decide_alike(name, model, scheduled):
     out = in_one_program(model, POLICIES[name])
-    for row, one in enumerate(scheduled[name]):
+    for row, one in enumerate(scheduled(name)):
         assert out.tokens[row, : out.lengths[row]].tolist() == one.tokens
         assert int(out.counters.rounds[row]) == one.stats.rounds
         assert int(out.counters.drafted[row]) == one.stats.drafted
@@ -92,7 +99,7 @@ def test_both_drivers_decide_alike(name, model, scheduled):
 
 
 def test_statistics_count_what_was_verified(scheduled):
-    for one in scheduled["budget"]:
+    for one in scheduled("budget"):
         assert one.stats.drafted == sum(log.drafted for log in one.rounds)
         assert one.stats.verified_rows == one.stats.drafted + one.stats.rounds
         for log in one.rounds:

@@ -66,7 +66,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "budget",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in CASES if n != "budget"),
+    ],
+)
 def test_a_policy_keeps_the_law(name):
     assert far_off(*CASES[name]) < 1e-9
 
@@ -82,6 +88,7 @@ def test_control_a_total_from_the_drafts_it_is_for(monkeypatch):
     assert far_off(Budget(), CLIFF, 1) > 1e-2
 
 
+@pytest.mark.slow
 def test_control_the_gate_as_published():
     """It looks at the whole block; `make_plan` refuses it where tokens are drawn."""
     assert far_off(Gate(config=CONFIG, causal=False), CLIFF, 1) > 1e-2

@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dspark_jax.scheduling.budget import Curve, choose_total, curve, share, size_ms
+from dspark_jax.scheduling.budget import (
+    Curve,
+    choose_total,
+    curve,
+    share,
+    size_ms,
+    tokens_a_ms,
+)
 from pallas_kernels.allocate import survival
 
 
@@ -291,6 +298,22 @@ def test_size_ms_by_hand(rng):
     exact = found.ms + slopes.astype(np.float64)[:, None] * found.sizes
     got = [size_ms(found, slope, 0.0) for slope in slopes]
     np.testing.assert_allclose(got, exact, rtol=1.2e-7)
+
+
+def test_scores_are_quotients_whatever_the_compiler_knows(rng):
+    """Known times, and one time for all: a product with a reciprocal differs."""
+    expected = (50 * rng.random(640)).astype(np.float32)
+    place = rng.integers(0, 16, 640).astype(np.int32)
+    times = (7 + rng.random(16)).astype(np.float32)
+    for some, where in ((times, place), (times[:1], 0 * place)):
+
+        def known(x, some=some, where=where):
+            return tokens_a_ms(x, jnp.asarray(some), where)
+
+        wanted = expected / some[where]
+        assert np.array_equal(jax.jit(known)(expected), wanted)
+        assert np.array_equal(jax.jit(tokens_a_ms)(expected, some, where), wanted)
+        assert not np.array_equal(expected * (1 / some)[where], wanted)
 
 
 def test_bad_input():
