@@ -24,6 +24,7 @@ from dspark_jax.cli.common import (
     use_compile_cache,
     working,
 )
+from dspark_jax.cli.policy import PolicyOption, policy_of
 from dspark_jax.evaluation.compare import Pair, Settings, compare, summarise, warm_up
 from dspark_jax.evaluation.machine import hardware, versions
 from dspark_jax.evaluation.prompts import held_out, random_prompts
@@ -41,6 +42,7 @@ def bench(
     model: ModelOption = "smollm2-135m",
     draft: DraftOption = "auto",
     draft_length: DraftLengthOption = None,
+    policy: PolicyOption = "fixed",
     prompts: Annotated[int, typer.Option(help="Prompts per domain.")] = 4,
     random: Annotated[
         bool,
@@ -60,7 +62,7 @@ def bench(
 ) -> None:
     """Time plain and speculative decoding of the same prompts, taking turns."""
     with one_line_errors():
-        SamplingParams(temperature=temperature)
+        sampling = SamplingParams(temperature=temperature)
         texts = {} if random else held_out(prompts)
         use_compile_cache(compile_cache)
         loaded = load_model(model, draft, dtype, cache)
@@ -70,12 +72,10 @@ def bench(
             if loaded.tokenizer is None:
                 raise ValueError(f"{model} has no tokenizer; `bench` needs one")
             texts = {"random": random_prompts(loaded.tokenizer, prompts)}
-        settings = Settings(
-            loaded.spec.check_draft_length(draft_length),
-            max_new_tokens,
-            temperature,
-            chat=not random,
-        )
+        n = loaded.spec.check_draft_length(draft_length)
+        with working("timing rounds"):
+            chosen, costs = policy_of(policy, loaded, n, sampling)
+        settings = Settings(n, max_new_tokens, temperature, not random, chosen, costs)
         before = hardware()
         with working("compiling"):
             warm_up(loaded, [t for group in texts.values() for t in group], settings)
@@ -109,6 +109,7 @@ def _report(
         "model": model.name,
         "dtype": model.spec.target.dtype,
         "draft_length": settings.draft_length,
+        "policy": repr(settings.policy),
         "max_new_tokens": settings.max_new_tokens,
         "temperature": settings.temperature,
         "prompt_source": RANDOM if random else HELD_OUT,
@@ -153,8 +154,9 @@ def show(report: dict[str, Any], console: Console) -> None:
     console.print(
         ", ".join(f"{k} {v}" for k, v in found.items())
         + f"\n{report['model']}, {report['dtype']}, "
-        f"draft length {report['draft_length']}, temperature {report['temperature']}, "
-        f"{report['max_new_tokens']} new tokens, prompts: {report['prompt_source']}",
+        f"draft length {report['draft_length']}, {report['policy']}, temperature "
+        f"{report['temperature']}, {report['max_new_tokens']} new tokens, prompts: "
+        f"{report['prompt_source']}",
         highlight=False,
         soft_wrap=True,
     )

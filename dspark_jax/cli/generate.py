@@ -20,6 +20,7 @@ from dspark_jax.cli.common import (
     one_line_errors,
     use_compile_cache,
 )
+from dspark_jax.cli.policy import PolicyOption, policy_of
 from dspark_jax.decoding.requests import check_verification
 from dspark_jax.generate import stream
 from dspark_jax.results import Result
@@ -31,6 +32,7 @@ def generate(
     model: ModelOption = "smollm2-135m",
     draft: DraftOption = "auto",
     draft_length: DraftLengthOption = None,
+    policy: PolicyOption = "fixed",
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(help="Default: off.")] = None,
@@ -64,13 +66,15 @@ def generate(
         check_verification(verification)
         use_compile_cache(compile_cache)
         loaded = load_model(model, draft, dtype, cache, implementation)
+        chosen, costs = policy_of(policy, loaded, draft_length, sampling)
         result = None
         for piece in stream(
             loaded,
             prompt,
             max_new_tokens=max_new_tokens,
             sampling=sampling,
-            draft_length=draft_length,
+            policy=chosen,
+            costs=costs,
             verification=verification,
             stop=stop or (),
             chat=chat,

@@ -31,11 +31,16 @@ def policy_length(
             "Gate"
         )
     asked = policy.draft_length
-    if draft_length is not None and asked != draft_length:
+    if draft_length is not None and asked not in (None, draft_length):
         raise ValueError(
             f"`draft_length` is {draft_length} but `policy` is {policy}; give one"
         )
-    n = spec.check_draft_length(asked)
+    n = spec.check_draft_length(draft_length if asked is None else asked)
+    if isinstance(policy, Scheduled) and n == 0:
+        raise ValueError(
+            f"`policy` is {policy} and there is nothing to verify; use Fixed(0), or a "
+            "model with a draft"
+        )
     if isinstance(policy, Fixed):
         return n, None
     if spec.draft is None or not spec.draft.confidence:

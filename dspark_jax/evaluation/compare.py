@@ -9,6 +9,8 @@ from typing import Any
 from dspark_jax.generate import stream
 from dspark_jax.model import Model
 from dspark_jax.results import Piece, Result
+from dspark_jax.scheduling.cost_model import Costs
+from dspark_jax.scheduling.policy import Policy
 from dspark_jax.settings import Buckets, SamplingParams
 from dspark_jax.text import render_chat
 
@@ -24,12 +26,16 @@ class Settings:
       max_new_tokens: tokens a prompt.
       temperature: 0 is greedy; otherwise prompt i is seeded with i.
       chat: whether prompts are rendered as chats.
+      policy: of the speculative runs; None verifies all drafts.
+      costs: for policies that weigh time.
     """
 
     draft_length: int
     max_new_tokens: int
     temperature: float = 0.0
     chat: bool = True
+    policy: Policy | None = None
+    costs: Costs | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +200,8 @@ def _stream(
         max_new_tokens=settings.max_new_tokens,
         sampling=SamplingParams(temperature=settings.temperature, seed=seed),
         draft_length=draft_length,
+        policy=settings.policy if draft_length else None,
+        costs=settings.costs,
         chat=settings.chat,
     )
 

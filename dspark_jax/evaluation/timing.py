@@ -21,10 +21,12 @@ from dspark_jax.decoding.extras import NOTHING, Extras
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import Requests, Variant, pack_requests
+from dspark_jax.decoding.schedule import Plan
 from dspark_jax.decoding.state import DecodeState
 from dspark_jax.evaluation.machine import ReadProbe
 from dspark_jax.model import Model
 from dspark_jax.models.params import Tree, flatten, is_stacked
+from dspark_jax.scheduling.policy import Scheduled
 from dspark_jax.settings import SamplingParams
 
 # (B, capacity, draft length, variant): a round program.
@@ -65,11 +67,12 @@ class TimedPrograms(Programs):
         logits: jax.Array,
         requests: Requests,
         noisy: bool = False,
+        policy: Scheduled | None = None,
     ) -> tuple[DecodeState, RoundOut]:
         """See `Programs.begin`; another request starts."""
         self._flying.clear()
         self._arrived = None
-        return super().begin(params, state, logits, requests, noisy)
+        return super().begin(params, state, logits, requests, noisy, policy)
 
     def round(
         self,
@@ -78,8 +81,11 @@ class TimedPrograms(Programs):
         requests: Requests,
         variant: Variant,
         extras: Extras,
+        plan: Plan | None = None,
     ) -> tuple[DecodeState, RoundOut]:
-        """See `Programs.round`."""
+        """See `Programs.round`; rounds that follow a plan are not timed."""
+        if plan is not None:
+            return super().round(params, state, requests, variant, extras, plan)
         drafts = state.counters.kept.shape[1]
         key: Key = (state.anchor.shape[0], state.capacity, drafts, variant)
         compiled, began = self.seconds, time.perf_counter()
