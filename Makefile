@@ -67,11 +67,20 @@ bench: $(WEIGHTS)
 bench-determinism: $(WEIGHTS)
 	$(BIN)/python scripts/determinism.py
 
-# A sitting of MINUTES; the draft is written when the last step is done.
+# A sitting of MINUTES a part; the first part's draft is where the second begins. The
+# draft is written when the last step is done.
+RECIPE := recipes/smollm2-135m
+RUN := runs/smollm2-135m
 draft: $(WEIGHTS)
-	$(BIN)/dspark-jax train --data recipes/smollm2-135m/text.npz \
-	    --recipe recipes/smollm2-135m/recipe.toml --run runs/smollm2-135m \
-	    --minutes $(MINUTES) --int8 --out checkpoints/smollm2-135m-dspark
+	$(BIN)/dspark-jax train --data $(RECIPE)/text.npz \
+	    --recipe $(RECIPE)/recipe.toml --run $(RUN)/first \
+	    --features $(RUN)/features --minutes $(MINUTES) --out $(RUN)/first/draft
+	@test -e $(RUN)/first/draft/config.json || \
+	    { echo "the first part is not done; run 'make draft' again"; exit 1; }
+	$(BIN)/dspark-jax train --data $(RECIPE)/text.npz --data $(RECIPE)/more.npz \
+	    --recipe $(RECIPE)/more.toml --run $(RUN)/more --base $(RUN)/first/draft \
+	    --features $(RUN)/features --minutes $(MINUTES) --int8 \
+	    --out checkpoints/smollm2-135m-dspark
 
 gpu-lowering: $(GPU_READY)
 	PYTHONPATH=. $(GPU_VENV)/bin/python scripts/check_gpu_lowering.py $(LOWERING_ARGS)

@@ -1,0 +1,190 @@
+"""Fixed draft lengths against policies, by how many requests are decoded together.
+
+For each batch size the held-out prompts are decoded with every fixed length (0 is plain
+decoding) and with every policy, taking turns group by group, so that a slow minute of the
+machine falls on all of them. Stop tokens are ignored: the load stays what it says.
+
+    python scripts/bench_load.py --batches 1 2 4 --tokens 64 --groups 2
+
+Printed for each: tokens a second over all requests together, and how many drafts were
+verified and how many tokens came out of a round and request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import dspark_jax as dspark
+from dspark_jax.evaluation import DOMAINS, held_out
+from dspark_jax.evaluation.machine import hardware, versions
+from dspark_jax.files import replace_text
+
+CAPACITY = 512
+
+
+@dataclasses.dataclass
+class Total:
+    """What one way of decoding did so far."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+
+    def add(self, results: Sequence[dspark.Result], seconds: float) -> None:
+        """Takes in a group that was decoded together."""
+        self.seconds += seconds
+        for result in results:
+            self.tokens += len(result.tokens) - 1
+            self.rounds += result.stats.rounds
+            self.drafted += result.stats.drafted
+
+    def to_json(self) -> dict[str, float]:
+        """Rates and means."""
+        return {
+            "tokens_per_second": self.tokens / self.seconds,
+            "verified_drafts": self.drafted / self.rounds,
+            "accepted_length": self.tokens / self.rounds,
+        }
+
+
+def groups_of(batch: int, count: int) -> list[list[str]]:
+    """`count` groups of `batch` held-out prompts, domains taking turns."""
+    texts = held_out()
+    longest = max(len(texts[domain]) for domain in DOMAINS)
+    line = [
+        texts[domain][row]
+        for row in range(longest)
+        for domain in DOMAINS
+        if row < len(texts[domain])
+    ]
+    # More than there are: begin again.
+    line *= -(-batch * count // len(line))
+    return [line[i * batch : (i + 1) * batch] for i in range(count)]
+
+
+def ways_of(
+    model: dspark.Model, batch: int, lengths: Sequence[int], policies: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Options of `generate` by name."""
+    ways: dict[str, dict[str, Any]] = {
+        f"{n} drafts" if n else "plain": {"draft_length": n} for n in lengths
+    }
+    if not policies:
+        return ways
+    costs = dspark.profile(model, batch=batch, capacity=CAPACITY)
+    made = {
+        "budget": dspark.Budget(),
+        "early-stop": dspark.EarlyStop(),
+        "gate": dspark.Gate(),
+        **{
+            f"threshold {s}": dspark.Threshold(survival=s) for s in (0.2, 0.3, 0.4, 0.5)
+        },
+    }
+    for name, policy in made.items():
+        if name.split()[0] in policies:
+            ways[name] = {"policy": policy, "costs": costs}
+    return ways
+
+
+def run(
+    model: dspark.Model, prompts: list[str], tokens: int, options: dict[str, Any]
+) -> tuple[list[dspark.Result], float]:
+    """Results of a group, and seconds without compilation and prefill."""
+    greedy = dspark.SamplingParams(stop_ids=())
+    settings = dict(sampling=greedy, max_new_tokens=tokens, capacity=CAPACITY)
+    results: dict[int, dspark.Result] = {}
+    began, compiled = None, 0.0
+    for piece in dspark.stream(model, prompts, **settings, **options):
+        if began is None:
+            # The first tokens come out of the prefill.
+            began, compiled = time.perf_counter(), model.programs.seconds
+        if piece.result is not None:
+            results[piece.index] = piece.result
+    assert began is not None
+    spent = time.perf_counter() - began - (model.programs.seconds - compiled)
+    return [results[i] for i in range(len(prompts))], spent
+
+
+def measure(model: dspark.Model, batch: int, options: argparse.Namespace) -> Any:
+    """One batch size: totals by way, and whether all texts agree."""
+    ways = ways_of(model, batch, options.lengths, options.policies)
+    totals = {name: Total() for name in ways}
+    different = 0
+    groups = groups_of(batch, options.groups)
+    for way in ways.values():
+        # Compiled, and run once.
+        run(model, groups[0], 8, way)
+    for turn, prompts in enumerate(groups):
+        texts = {}
+        names = list(ways)
+        for name in names if turn % 2 == 0 else names[::-1]:
+            results, seconds = run(model, prompts, options.tokens, ways[name])
+            totals[name].add(results, seconds)
+            texts[name] = [result.tokens for result in results]
+        first = texts[names[0]]
+        for row in range(batch):
+            different += any(text[row] != first[row] for text in texts.values())
+    figures = {name: total.to_json() for name, total in totals.items()}
+    return {"batch": batch, "ways": figures, "different_texts": different}
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """One table a batch size."""
+    machine = report["hardware"]
+    found = ", ".join(f"{k} {v}" for k, v in report["versions"].items())
+    console.print(f"{machine['device']}, {machine['cores']} cores; {found}")
+    for one in report["batches"]:
+        table = Table("", "tok/s", "to best fixed", "verified", "accepted length")
+        fixed = [
+            row["tokens_per_second"]
+            for name, row in one["ways"].items()
+            if name == "plain" or name.endswith("drafts")
+        ]
+        for name, row in one["ways"].items():
+            table.add_row(
+                name,
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['tokens_per_second'] / max(fixed):.3f}" if fixed else "-",
+                f"{row['verified_drafts']:.2f}",
+                f"{row['accepted_length']:.2f}",
+            )
+        console.print(f"batch {one['batch']}, {one['different_texts']} texts differ")
+        console.print(table)
+
+
+def main() -> None:
+    """Runs the batch sizes one after the other and prints tables."""
+    parser = argparse.ArgumentParser(description="draft lengths and policies by load")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--lengths", type=int, nargs="*", default=[0, 1, 2, 3, 4, 5])
+    parser.add_argument("--policies", nargs="*", default=["budget", "gate"])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--groups", type=int, default=2)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    model = dspark.load(options.model)
+    report = {
+        "hardware": hardware(),
+        "versions": versions(),
+        "tokens": options.tokens,
+        "groups": options.groups,
+        "batches": [measure(model, batch, options) for batch in options.batches],
+    }
+    if options.output is not None:
+        replace_text(options.output, json.dumps(report, indent=2) + "\n")
+    show(report, Console())
+
+
+if __name__ == "__main__":
+    main()
