@@ -146,6 +146,8 @@ def calibrate(
                 dataclasses.replace(sampling, seed=seed + first + i)
                 for i in range(len(group))
             ],
+            # All of them: a shorter round looks like a rejection.
+            draft_length=draft.gamma,
             chat=chat,
             trace=True,
         )

@@ -190,6 +190,9 @@ class DraftConfig:
     hold for one sampling temperature, which is kept beside them in `calibrated_at`
     (0 is greedy). Weights and drafted tokens do not depend on them. A config is a
     static argument of jit: other temperatures compile programs anew.
+
+    `usual_length` is how many drafts a round has where nothing else is asked for, the
+    fastest where the draft was measured; None is gamma.
     """
 
     backbone: DecoderConfig
@@ -208,6 +211,7 @@ class DraftConfig:
     own_head: bool = False
     confidence_temperatures: tuple[float, ...] | None = None
     calibrated_at: float | None = None
+    usual_length: int | None = None
 
     def __post_init__(self) -> None:
         smallest = 1 if self.sample_from_anchor else 2
@@ -259,6 +263,13 @@ class DraftConfig:
             "draft_vocab_size",
             reduced,
             f"1..{vocab} or None",
+        )
+        usual = self.usual_length
+        require(
+            usual is None or (type(usual) is int and 1 <= usual <= self.gamma),
+            "usual_length",
+            usual,
+            f"1..{self.gamma} or None",
         )
         self._check_calibration()
 

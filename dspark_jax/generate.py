@@ -101,8 +101,8 @@ def stream(
       sampling: settings of all requests, or a list with one entry each. Default
         greedy. One seed for a list of prompts: prompt i draws from
         fold(seed, i).
-      draft_length: drafts verified a round, 0..gamma; None is gamma, 0 decodes
-        plainly through the same code.
+      draft_length: drafts verified a round, 0..gamma; None is the draft's usual
+        number, 0 decodes plainly through the same code.
       policy: how many of the drafts each request verifies, round by round: `Fixed`,
         `Budget`, `EarlyStop`, `Threshold` or `Gate`. None verifies all. No policy
         changes the law of the text.

@@ -50,7 +50,7 @@ def profile(
     Args:
       model: with a draft.
       batch: requests decoded together; the batch bucket that holds them is measured.
-      draft_length: drafts a round, 1..gamma; None is gamma.
+      draft_length: drafts a round, 1..gamma; None is the draft's usual number.
       sampling: as the requests will have; default greedy.
       capacity: cache positions of a request.
       cache: file that keeps the times; times of another device, model or version are

@@ -119,7 +119,7 @@ class SamplingParams:
 class Fixed:
     """Policy: every round verifies the same number of drafted tokens.
 
-    `draft_length` None is the draft's gamma; 0 is plain decoding through the
+    `draft_length` None is the draft's usual number; 0 is plain decoding through the
     same code.
     """
 

@@ -112,9 +112,13 @@ class Spec:
             check_tree(given, declared, "draft")
 
     def check_draft_length(self, draft_length: int | None) -> int:
-        """The draft length to use; ValueError when it is out of range."""
+        """The draft length to use; ValueError when it is out of range.
+
+        None is the draft's usual one, see `DraftConfig`.
+        """
         if draft_length is None:
-            return self.gamma
+            usual = self.draft.usual_length if self.draft else None
+            return self.gamma if usual is None else usual
         ok = isinstance(draft_length, int) and not isinstance(draft_length, bool)
         if not ok or not 0 <= draft_length <= self.gamma:
             limit = (

@@ -65,6 +65,10 @@ def train(
     int8: Annotated[
         bool, typer.Option("--int8", help="Store the draft in 8-bit integers.")
     ] = False,
+    usual_length: Annotated[
+        int | None,
+        typer.Option(help="Drafts a round where nothing else is asked for."),
+    ] = None,
     data_parallel: Annotated[
         int, typer.Option(help="Devices a batch is split over.")
     ] = 1,
@@ -101,7 +105,14 @@ def train(
         typer.echo(f"{trainer.step} of {config.steps} steps done")
         if out is not None and (complete or export):
             line = trainer.measure()
-            export_run(trainer, out, line["held_out"], model, int8=int8)
+            export_run(
+                trainer,
+                out,
+                line["held_out"],
+                model,
+                int8=int8,
+                usual_length=usual_length,
+            )
             typer.echo(f"draft written to {out}")
         if plot is not None:
             curves(run, plot)

@@ -93,7 +93,8 @@ def generate_tokens(
       seeds: an int, folded with the index of each request, or uint32[B, 2],
         one seed a request.
       max_new_tokens: at most this many tokens a request.
-      draft_length: drafts a round, 0..gamma; None is gamma, 0 decodes plainly.
+      draft_length: drafts a round, 0..gamma; None is the draft's usual number, 0
+        decodes plainly.
       policy: how many of them each request verifies; None is all. Decided in the
         program, round by round, from confidences and costs.
       costs: measured times, for policies that weigh them; see `profile`.

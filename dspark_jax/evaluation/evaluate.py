@@ -174,7 +174,8 @@ def evaluate(
     for threshold in thresholds:
         require(0 <= threshold <= 1, "threshold", threshold, "[0, 1]")
     settings = [SamplingParams(temperature=t) for t in temperatures]
-    n = model.spec.check_draft_length(draft_length)
+    whole = model.spec.gamma if draft_length is None else draft_length
+    n = model.spec.check_draft_length(whole)
     if n == 0:
         why = "it has no draft" if model.spec.draft is None else "`draft_length` is 0"
         raise ValueError(

@@ -30,7 +30,7 @@ class _Scheduled:
 
     Attributes:
       draft_length: tokens drafted a round, the most that are verified; None is the
-        draft's gamma.
+        draft's usual number.
     """
 
     draft_length: int | None = None

@@ -137,6 +137,7 @@ def export_run(
     target: str,
     *,
     int8: bool = False,
+    usual_length: int | None = None,
 ) -> None:
     """Writes the draft of a run, and a model card beside it.
 
@@ -146,9 +147,11 @@ def export_run(
       figures: of `Trainer.measure`.
       target: name of the target, for the card.
       int8: store matrices as 8-bit integers, in half the room.
+      usual_length: drafts a round where nothing else is asked for; None is gamma.
     """
     out = Path(out)
-    export_draft(out, trainer.draft, trainer.state.exported, trainer.frozen, int8=int8)
+    draft = dataclasses.replace(trainer.draft, usual_length=usual_length)
+    export_draft(out, draft, trainer.state.exported, trainer.frozen, int8=int8)
     facts = {
         "target": target,
         "machine": hardware(),
