@@ -1,8 +1,8 @@
 """Fixed draft lengths against policies, by how many requests are decoded together.
 
 For each batch size the held-out prompts are decoded with every fixed length (0 is
-plain decoding) and with every policy, taking turns group by group, so that a slow minute
-of the machine falls on all of them. Stop tokens are ignored: the load stays what it
+plain decoding) and with every policy, taking turns group by group: a slow minute
+of the machine falls on all. Stop tokens are ignored, so that the load stays what it
 says.
 
     python scripts/bench_load.py --batches 1 2 4 --tokens 64 --groups 2

@@ -15,6 +15,7 @@ from dspark_jax.cli.demo import demo
 from dspark_jax.cli.eval import evaluate_draft
 from dspark_jax.cli.generate import generate
 from dspark_jax.cli.info import info
+from dspark_jax.cli.replay import replay_command
 from dspark_jax.cli.train import train
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app = typer.Typer(
 for command in (generate, bench, demo, info, convert, data, train, calibrate):
     app.command()(command)
 app.command("eval")(evaluate_draft)
+app.command("replay")(replay_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -28,6 +28,13 @@ PolicyOption = Annotated[
     ),
 ]
 
+KINDS: dict[str, type[Scheduled]] = {
+    "budget": Budget,
+    "early-stop": EarlyStop,
+    "threshold": Threshold,
+    "gate": Gate,
+}
+
 
 def policy_of(
     name: Name, model: Model, draft_length: int | None, sampling: SamplingParams
@@ -39,13 +46,7 @@ def policy_of(
     """
     if name == "fixed":
         return Fixed(draft_length), None
-    kinds: dict[str, type[Scheduled]] = {
-        "budget": Budget,
-        "early-stop": EarlyStop,
-        "threshold": Threshold,
-        "gate": Gate,
-    }
-    policy = kinds[name](draft_length)
+    policy = KINDS[name](draft_length)
     if not policy.needs_costs:
         return policy, None
     return policy, profile(model, draft_length=draft_length, sampling=sampling)

@@ -27,6 +27,7 @@ from dspark_jax.models.draft import backbone
 from dspark_jax.models.draft.proposal import Proposal
 from dspark_jax.models.params import Tree
 from dspark_jax.models.rows import packed_rows, uniform_rows
+from dspark_jax.scheduling import decide
 from dspark_jax.scheduling.memory import Memory
 from dspark_jax.scheduling.policy import Gate
 from dspark_jax.spec import Spec
@@ -89,7 +90,14 @@ def decode_round(
         n_drafts = jnp.full((batch,), n, jnp.int32)
         judged = one(rows=rows, is_verify=rows.local_step < n)
     else:
-        counts = schedule.lengths(plan, memory, state, variant)
+        counts = decide.lengths(
+            plan.policy,
+            plan.costs,
+            memory,
+            state.finish == RUNNING,
+            holds_rows(variant),
+            plan.total,
+        )
         rows = packed_rows(block, counts, state.length, spec.width, plan.buckets[-1])
         n_drafts = jnp.maximum(counts - 1, 0)
         is_verify = rows.local_step < n_drafts[rows.request]
@@ -131,14 +139,14 @@ def decode_round(
         if plan is None or memory is None:
             state = dataclasses.replace(state, proposal=again())
         else:
-            memory = schedule.remember(plan, memory, counts, out.n_kept)
+            memory = decide.remember(plan.policy, memory, counts, out.n_kept)
             doubt = None
             if judged.doubt is not None:
                 last = out.n_emitted[:, None] - 1
                 doubt = jnp.take_along_axis(by_request(judged.doubt), last, axis=1)[
                     :, 0
                 ]
-            wants = schedule.wants_draft(plan, memory, doubt, n)
+            wants = decide.wants_draft(plan.policy, plan.costs, memory, doubt)
             state = _propose(spec, plan, state, memory, wants, again)
             if state.memory is not None:
                 out = dataclasses.replace(out, offer=state.memory.newest)

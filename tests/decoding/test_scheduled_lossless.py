@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dspark_jax as dspark
-from dspark_jax.decoding import schedule
 from dspark_jax.decoding.schedule import Plan
+from dspark_jax.scheduling import decide
 from dspark_jax.scheduling.budget import curve
 from dspark_jax.scheduling.cost_model import CostTable
 from dspark_jax.scheduling.gate import GateConfig, GateState
@@ -79,12 +79,12 @@ def test_a_policy_keeps_the_law(name):
 
 def test_control_a_total_from_the_drafts_it_is_for(monkeypatch):
     """The second confidence would decide whether the first draft is verified."""
-    real = schedule._total
+    real = decide._total
 
-    def retrospective(plan, memory):
-        return real(plan, dataclasses.replace(memory, older=memory.newest))
+    def retrospective(costs, memory):
+        return real(costs, dataclasses.replace(memory, older=memory.newest))
 
-    monkeypatch.setattr(schedule, "_total", retrospective)
+    monkeypatch.setattr(decide, "_total", retrospective)
     assert far_off(Budget(), CLIFF, 1) > 1e-2
 
 

@@ -1,0 +1,176 @@
+"""How many rows each request has in the next round, by the policy.
+
+    round r     verifies the proposal made in r - 1, `newest` here
+                makes the next one, which becomes `newest`; `newest` becomes `older`
+
+`Budget` takes the total of round r from `older` and divides it by `newest`, so that a
+host that knows the results of round r - 2 can say how wide round r is while r - 1 still
+runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from dspark_jax.scheduling import gate
+from dspark_jax.scheduling.budget import choose_total, share
+from dspark_jax.scheduling.cost_model import CostTable
+from dspark_jax.scheduling.early_stop import early_stop
+from dspark_jax.scheduling.memory import Memory, Offer
+from dspark_jax.scheduling.policy import Budget, EarlyStop, Gate, Scheduled, Threshold
+from dspark_jax.scheduling.reprobe import is_probe, probe_period
+
+
+def first_memory(policy: Scheduled, newest: Offer) -> Memory:
+    """Before the first round: no proposal came before, its survivals count as 1."""
+    batch = newest.live.shape[0]
+    older = dataclasses.replace(newest, values=jnp.ones_like(newest.values))
+    learned = None
+    if isinstance(policy, Gate):
+        learned = gate.gate_start(policy.config, batch)
+    return Memory(newest, older, jnp.ones((batch,), bool), learned, jnp.int32(0))
+
+
+def total_of(offer: Offer, costs: CostTable) -> jax.Array:
+    """int32[]: rows of the round after next, from what a proposal promises.
+
+    The same on the host and in a program; see `scheduling.budget`.
+    """
+    fixed = costs.fixed_ms(jnp.sum(offer.live, dtype=jnp.int32))
+    total, _ = choose_total(offer.values, offer.live, costs.curve, costs.slope, fixed)
+    return total
+
+
+def lengths(
+    policy: Scheduled,
+    costs: CostTable | None,
+    memory: Memory,
+    live: jax.Array,
+    drawn: bool,
+    total: jax.Array | None = None,
+) -> jax.Array:
+    """Rows of each request in this round.
+
+    Args:
+      policy: static.
+      costs: measured times; None for a policy that weighs none.
+      memory: what may be looked at.
+      live: bool[B]. Requests that are running.
+      drawn: static; whether tokens are drawn at a temperature, so that a decision must
+        not look ahead of the draft it is about.
+      total: int32[]. Rows of the round where `Budget` decided before; None: now.
+
+    Returns:
+      int32[B]: 1 and the drafts to verify, 0 for a request that has ended.
+    """
+    offer = memory.newest
+    values = jnp.where(memory.drafted[:, None], offer.values, 0.0)
+    most = jnp.sum(values > 0, axis=1, dtype=jnp.int32)
+    if isinstance(policy, Budget):
+        rows = _total(costs, memory) if total is None else total
+        drafts = share(values, live, rows) - 1
+    elif isinstance(policy, EarlyStop):
+        assert costs is not None
+        sizes = values.size + len(live) + 1
+        times = costs.ms_by_total(jnp.sum(live, dtype=jnp.int32), sizes)
+        drafts = early_stop(values, live, times)
+    elif isinstance(policy, Threshold):
+        drafts = jnp.sum(values >= policy.survival, axis=1, dtype=jnp.int32)
+    else:
+        drafts = _gated(policy, costs, memory, drawn)
+    return jnp.where(live, 1 + jnp.minimum(drafts, most), 0)
+
+
+def wants_draft(
+    policy: Scheduled,
+    costs: CostTable | None,
+    memory: Memory,
+    doubt: jax.Array | None,
+) -> jax.Array:
+    """Requests for which a next proposal is expected to pay.
+
+    Depends on committed tokens and on counts of earlier rounds only.
+
+    Args:
+      policy: static.
+      costs: measured times.
+      memory: after the round.
+      doubt: float32[B]. Distance of the two highest target logits in the row that the
+        anchor came from; None unless the policy minds.
+
+    Returns:
+      bool[B].
+    """
+    batch, draft_length = memory.newest.values.shape
+    if not isinstance(policy, Gate):
+        return jnp.ones((batch,), bool)
+    assert memory.gate is not None
+    times = _gate_costs(costs, memory.newest.live, draft_length)
+    expected = jnp.broadcast_to(
+        gate.gate_mean_rate(memory.gate)[:, None], (batch, draft_length)
+    )
+    speed = gate.gate_speed(policy.config, expected, times)
+    pays = speed[:, 1:].max(axis=1) * times.plain_ms > 1.0
+    pays |= is_probe(memory.rounds, probe_period(times, draft_length))
+    if policy.least_margin and doubt is not None:
+        pays &= gate.margin_gate(doubt, policy.least_margin)
+    return pays
+
+
+def remember(
+    policy: Scheduled, memory: Memory, rows: jax.Array, kept: jax.Array
+) -> Memory:
+    """The memory after a round, but for the next proposal.
+
+    Args:
+      policy: static.
+      memory: before it.
+      rows: int32[B]. Rows of each request.
+      kept: int32[B]. Accepted drafts.
+    """
+    learned = memory.gate
+    if isinstance(policy, Gate) and learned is not None:
+        # A round without drafts says nothing about drafts, and probes bring them
+        # back: counts stay as they are.
+        learned = gate.gate_update(
+            policy.config,
+            learned,
+            memory.newest.logits,
+            jnp.maximum(rows - 1, 0),
+            kept,
+            memory.drafted & (rows > 0),
+        )
+    return dataclasses.replace(memory, gate=learned, rounds=memory.rounds + 1)
+
+
+def _total(costs: CostTable | None, memory: Memory) -> jax.Array:
+    assert costs is not None
+    return total_of(memory.older, costs)
+
+
+def _gated(
+    policy: Gate, costs: CostTable | None, memory: Memory, drawn: bool
+) -> jax.Array:
+    assert memory.gate is not None
+    rates = gate.gate_rates(policy.config, memory.gate, memory.newest.logits)
+    n = rates.shape[1]
+    times = _gate_costs(costs, memory.newest.live, n)
+    causal = drawn if policy.causal is None else policy.causal
+    if causal:
+        ahead = gate.gate_mean_rate(memory.gate)
+        return gate.gate_decide_causal(policy.config, rates, times, ahead)
+    return gate.gate_decide(policy.config, rates, times)
+
+
+def _gate_costs(costs: CostTable | None, live: jax.Array, n: int) -> gate.GateCosts:
+    """Times of a round in which all requests do alike; only ratios matter."""
+    assert costs is not None
+    count = jnp.maximum(jnp.sum(live, dtype=jnp.int32), 1)
+    rows = count * (1 + jnp.arange(n + 1, dtype=jnp.int32))
+    one = functools.partial(costs.round_ms, count, drafts=False)
+    with_drafts = costs.fixed_ms(count) - costs.fixed_ms(count, False)
+    return gate.GateCosts(with_drafts, jax.vmap(one)(rows), costs.plain_ms(count))

@@ -1,0 +1,282 @@
+"""Recorded rounds, scored again under other policies.
+
+A log is a file of JSON lines: first what rounds cost, then a line a round. Rounds of
+whole blocks tell what a policy that verified less would have got of each block; they do
+not tell how the text would have been cut into rounds, so a replay takes the recorded
+blocks one after the other, as if what was not verified were decoded again by another
+block of the same kind. That is good for comparing policies and no prediction of a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dspark_jax.config import require
+from dspark_jax.files import replace_text
+from dspark_jax.results import Result, RoundLog
+from dspark_jax.scheduling import decide
+from dspark_jax.scheduling.budget import curve
+from dspark_jax.scheduling.cost_model import Costs, CostTable, table_of
+from dspark_jax.scheduling.memory import Memory, Offer
+from dspark_jax.scheduling.policy import Policy, Scheduled
+from dspark_jax.scheduling.survival import survival
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """R rounds of B requests that drafted n tokens and verified all of them.
+
+    Attributes:
+      generation: int32[R, B]. Committed length that each proposal was made at.
+      confidence: float32[R, B, n]. Logits.
+      accepted: int32[R, B]. Drafts that stood.
+      live: bool[R, B]. False where a request had ended.
+      costs: of rounds of up to B requests.
+    """
+
+    generation: np.ndarray
+    confidence: np.ndarray
+    accepted: np.ndarray
+    live: np.ndarray
+    costs: CostTable
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """What a policy made of a recording.
+
+    Attributes:
+      rounds: rounds with a running request.
+      tokens: emitted in them.
+      milliseconds: by the costs.
+      verified: drafts verified a round and request.
+      accepted_length: tokens a round and request.
+      drafting: share of the rounds that drafted.
+    """
+
+    rounds: int
+    tokens: int
+    milliseconds: float
+    verified: float
+    accepted_length: float
+    drafting: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """All requests together."""
+        return 1000 * self.tokens / self.milliseconds
+
+    def to_json(self) -> dict[str, float]:
+        """Plain numbers."""
+        speed = {"tokens_per_second": self.tokens_per_second}
+        return {**dataclasses.asdict(self), **speed}
+
+
+def record(results: Sequence[Result], costs: Costs) -> Recording:
+    """The rounds of one call of `generate(..., trace=True)` at a fixed length.
+
+    Args:
+      results: of requests that were decoded together, with their logs.
+      costs: measured for as many requests.
+
+    Raises:
+      ValueError: no logs, or rounds that did not verify whole blocks.
+    """
+    require(len(results) > 0, "results", results, "one or more")
+    logs: list[tuple[RoundLog, ...]] = []
+    for result in results:
+        if result.rounds is None:
+            raise ValueError("a result has no rounds; generate with trace=True")
+        logs.append(result.rounds)
+    widths = {len(log.confidence) for rows in logs for log in rows}
+    lengths = {log.drafted for rows in logs for log in rows}
+    whole = len(lengths) == 1 and widths == lengths and min(lengths) > 0
+    require(whole, "rounds", sorted(lengths), "one fixed length with confidences")
+    (n,) = lengths
+    rounds, batch = max(len(rows) for rows in logs), len(logs)
+    recording = Recording(
+        np.zeros((rounds, batch), np.int32),
+        np.zeros((rounds, batch, n), np.float32),
+        np.zeros((rounds, batch), np.int32),
+        np.zeros((rounds, batch), bool),
+        table_of(costs, batch),
+    )
+    for row, own in enumerate(logs):
+        for at, log in enumerate(own):
+            recording.generation[at, row] = log.position
+            recording.confidence[at, row] = log.confidence
+            recording.accepted[at, row] = log.accepted
+            recording.live[at, row] = True
+    return recording
+
+
+def joined(parts: Sequence[Recording]) -> Recording:
+    """Recordings of as many requests, one behind the other; the first one's costs."""
+    names = ("generation", "confidence", "accepted", "live")
+    arrays = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
+    return Recording(*arrays, parts[0].costs)
+
+
+def save_recording(path: str | Path, recording: Recording) -> None:
+    """Writes JSON lines, whole or not at all."""
+    costs = recording.costs
+    first = {
+        "format": FORMAT,
+        "requests": recording.live.shape[1],
+        "drafts": recording.confidence.shape[2],
+        "costs": {
+            "rows": np.asarray(costs.curve.sizes).tolist(),
+            "ms": np.asarray(costs.curve.ms).tolist(),
+            "slope": float(costs.slope),
+            "sampler_ms": np.asarray(costs.sampler_ms).tolist(),
+            "draft_ms": np.asarray(costs.draft_ms).tolist(),
+        },
+    }
+    lines = [json.dumps(first)]
+    for at in range(len(recording.live)):
+        line = {
+            "round": at,
+            "live": recording.live[at].tolist(),
+            "generation": recording.generation[at].tolist(),
+            "confidence": recording.confidence[at].tolist(),
+            "accepted": recording.accepted[at].tolist(),
+        }
+        lines.append(json.dumps(line))
+    replace_text(Path(path), "\n".join(lines) + "\n")
+
+
+def load_recording(path: str | Path) -> Recording:
+    """Reads what `save_recording` wrote.
+
+    Raises:
+      ValueError: no such file, or lines of another form.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+    try:
+        first, *rounds = [json.loads(line) for line in text.splitlines()]
+        require(first["format"] == FORMAT, "format", first["format"], str(FORMAT))
+        recording = _from_lines(first, rounds)
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise ValueError(
+            f"{path} is no log of rounds ({type(error).__name__}: {error}); write one "
+            "with `dspark-jax replay --record`"
+        ) from None
+    return recording
+
+
+def _from_lines(first: dict[str, Any], rounds: list[dict[str, Any]]) -> Recording:
+    batch, drafts, costs = first["requests"], first["drafts"], first["costs"]
+    recording = Recording(
+        np.asarray([line["generation"] for line in rounds], np.int32),
+        np.asarray([line["confidence"] for line in rounds], np.float32),
+        np.asarray([line["accepted"] for line in rounds], np.int32),
+        np.asarray([line["live"] for line in rounds], bool),
+        CostTable(
+            curve(costs["rows"], costs["ms"]),
+            np.float32(costs["slope"]),
+            np.asarray(costs["sampler_ms"], np.float32),
+            np.asarray(costs["draft_ms"], np.float32),
+        ),
+    )
+    shape = (len(rounds), batch)
+    found = recording.confidence.shape
+    require(found == (*shape, drafts), "confidence", found, f"{(*shape, drafts)}")
+    for name in ("generation", "accepted", "live"):
+        found = getattr(recording, name).shape
+        require(found == shape, name, found, f"{shape}")
+    return recording
+
+
+def replay(
+    recording: Recording, policy: Policy, temperatures: Sequence[float] | None = None
+) -> Score:
+    """Scores a policy on recorded rounds, with the functions that serve.
+
+    Args:
+      recording: rounds of whole blocks.
+      policy: any; `Fixed(n)` verifies the first n drafts, `Fixed(0)` drafts nothing.
+      temperatures: of the confidences, see `DraftConfig`; None is 1.
+
+    Raises:
+      ValueError: a policy with more drafts than were recorded.
+    """
+    rounds, batch, n = recording.confidence.shape
+    asked = policy.draft_length
+    used = n if asked is None else asked
+    require(used <= n, "draft_length", asked, f"at most {n}, as were recorded")
+    table = recording.costs
+    heat = np.ones(used) if temperatures is None else np.asarray(temperatures)[:used]
+    memory: Memory | None = None
+    tokens = verified = requests = drafting = 0
+    milliseconds = 0.0
+    for at in range(rounds):
+        live, accepted = recording.live[at], recording.accepted[at]
+        count = int(live.sum())
+        if isinstance(policy, Scheduled):
+            memory = _next(policy, memory, _offer(recording, at, used, heat))
+            rows = np.asarray(_lengths(policy, table, memory, live, False))
+            drafts = bool(memory.drafted.any())
+        else:
+            rows = np.where(live, 1 + used, 0)
+            drafts = used > 0
+        kept = np.minimum(accepted, np.maximum(rows - 1, 0))
+        tokens += int((1 + kept)[live].sum())
+        verified += int((rows - 1)[live].sum())
+        requests, drafting = requests + count, drafting + drafts
+        milliseconds += float(table.round_ms(count, int(rows.sum()), drafts))
+        if isinstance(policy, Scheduled) and memory is not None:
+            memory = _after(policy, table, memory, rows, kept)
+    return Score(
+        rounds=rounds,
+        tokens=tokens,
+        milliseconds=milliseconds,
+        verified=verified / requests,
+        accepted_length=tokens / requests,
+        drafting=drafting / rounds,
+    )
+
+
+_lengths = jax.jit(decide.lengths, static_argnames=("policy", "drawn"))
+
+
+@functools.partial(jax.jit, static_argnames="policy")
+def _after(
+    policy: Scheduled,
+    table: CostTable,
+    memory: Memory,
+    rows: jax.Array,
+    kept: jax.Array,
+) -> Memory:
+    """The memory behind a round, and whether the next one has drafts."""
+    memory = decide.remember(policy, memory, rows, kept)
+    wants = decide.wants_draft(policy, table, memory, None)
+    drafted = jnp.broadcast_to(jnp.any(wants), wants.shape)
+    return dataclasses.replace(memory, drafted=drafted)
+
+
+def _offer(recording: Recording, at: int, used: int, heat: np.ndarray) -> Offer:
+    logits, live = recording.confidence[at, :, :used], recording.live[at]
+    values = survival(logits, heat).astype(np.float32)
+    values = np.where(live[:, None], values, np.float32(0))
+    return Offer(values, logits, live, recording.generation[at])
+
+
+def _next(policy: Scheduled, memory: Memory | None, offer: Offer) -> Memory:
+    """The memory in which the round of this offer decides."""
+    if memory is None:
+        return decide.first_memory(policy, offer)
+    return dataclasses.replace(memory, newest=offer, older=memory.newest)
