@@ -32,6 +32,10 @@ from scripts.labs import gate_reported
 
 Show = Callable[[str], None]
 
+_speed = jax.jit(gate_speed, static_argnums=0)
+_decide = jax.jit(gate_decide, static_argnums=0)
+_decide_causal = jax.jit(gate_decide_causal, static_argnums=0)
+
 
 def calibration(options: argparse.Namespace, config: GateConfig) -> str:
     """How often drafts of a confidence stood."""
@@ -58,8 +62,8 @@ def decision(options: argparse.Namespace, config: GateConfig, show: Show) -> np.
     costs = _costs(options, drafts)
     published = _published(config)
     ahead = jnp.full(1, options.ahead, jnp.float32)
-    free = 1000 * np.asarray(gate_speed(published, p, costs))[0]
-    sunk = 1000 * np.asarray(gate_speed(config, p, costs))[0]
+    free = 1000 * np.asarray(_speed(published, p, costs))[0]
+    sunk = 1000 * np.asarray(_speed(config, p, costs))[0]
     spent = [options.plain_ms]
     spent += [options.draft_ms + float(costs.verify_ms[n + 1]) for n in range(drafts)]
     rows = [
@@ -68,9 +72,9 @@ def decision(options: argparse.Namespace, config: GateConfig, show: Show) -> np.
     ]
     columns = ["drafts", "expected", "ms", "tokens/s", "tokens/s, draft paid"]
     show(markdown_table(columns, rows))
-    show(f"published: verify {int(gate_decide(published, p, costs)[0])}")
-    show(f"a skipped round pays for its draft: {int(gate_decide(config, p, costs)[0])}")
-    causal = int(gate_decide_causal(config, p, costs, ahead)[0])
+    show(f"published: verify {int(_decide(published, p, costs)[0])}")
+    show(f"a skipped round pays for its draft: {int(_decide(config, p, costs)[0])}")
+    causal = int(_decide_causal(config, p, costs, ahead)[0])
     show(f"causal, for drawn tokens (expecting {options.ahead:g} ahead): {causal}")
     return np.stack([free, sunk])
 
@@ -92,13 +96,9 @@ def every_block(options: argparse.Namespace, config: GateConfig, show: Show) -> 
     ahead = jnp.full(len(p), mean, jnp.float32)
     forms = {
         "always": np.full(len(p), drafts),
-        "published": np.asarray(jax.jit(gate_decide, static_argnums=0)(free, p, costs)),
-        "draft paid": np.asarray(
-            jax.jit(gate_decide, static_argnums=0)(config, p, costs)
-        ),
-        "causal": np.asarray(
-            jax.jit(gate_decide_causal, static_argnums=0)(config, p, costs, ahead)
-        ),
+        "published": np.asarray(_decide(free, p, costs)),
+        "draft paid": np.asarray(_decide(config, p, costs)),
+        "causal": np.asarray(_decide_causal(config, p, costs, ahead)),
     }
     alive = np.cumprod(np.asarray(p, np.float64), axis=1)
     tokens = 1 + np.pad(np.cumsum(alive, axis=1), ((0, 0), (1, 0)))
