@@ -21,7 +21,7 @@ class Offer:
     """What a proposal promised when it was made.
 
     Attributes:
-      values: float32[B, n], here or on a device. Survival of each draft; 0 where it cannot be emitted.
+      values: float32[B, n]. Survival of each draft; 0 where it cannot be emitted.
       logits: float32[B, n]. Confidences as the head gave them.
       live: bool[B]. Requests that were running.
       generation: int32[B]. Committed length that the proposal was made at.

@@ -124,8 +124,10 @@ def record(results: Sequence[Result], costs: Costs) -> Recording:
 def joined(parts: Sequence[Recording]) -> Recording:
     """Recordings of as many requests, one behind the other; the first one's costs."""
     names = ("generation", "confidence", "accepted", "live")
-    arrays = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
-    return Recording(*arrays, parts[0].costs)
+    arrays = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in names
+    }
+    return dataclasses.replace(parts[0], **arrays)
 
 
 def save_recording(path: str | Path, recording: Recording) -> None:
@@ -187,7 +189,7 @@ def _from_lines(first: dict[str, Any], rounds: list[dict[str, Any]]) -> Recordin
         np.asarray([line["live"] for line in rounds], bool),
         CostTable(
             curve(costs["rows"], costs["ms"]),
-            np.float32(costs["slope"]),
+            np.asarray(costs["slope"], np.float32),
             np.asarray(costs["sampler_ms"], np.float32),
             np.asarray(costs["draft_ms"], np.float32),
         ),
@@ -228,7 +230,7 @@ def replay(
         count = int(live.sum())
         if isinstance(policy, Scheduled):
             memory = _next(policy, memory, _offer(recording, at, used, heat))
-            rows = np.asarray(_lengths(policy, table, memory, live, False))
+            rows = np.asarray(_lengths(policy, table, memory, jnp.asarray(live), False))
             drafts = bool(memory.drafted.any())
         else:
             rows = np.where(live, 1 + used, 0)
@@ -239,7 +241,7 @@ def replay(
         requests, drafting = requests + count, drafting + drafts
         milliseconds += float(table.round_ms(count, int(rows.sum()), drafts))
         if isinstance(policy, Scheduled) and memory is not None:
-            memory = _after(policy, table, memory, rows, kept)
+            memory = _after(policy, table, memory, jnp.asarray(rows), jnp.asarray(kept))
     return Score(
         rounds=rounds,
         tokens=tokens,
@@ -272,7 +274,8 @@ def _offer(recording: Recording, at: int, used: int, heat: np.ndarray) -> Offer:
     logits, live = recording.confidence[at, :, :used], recording.live[at]
     values = survival(logits, heat).astype(np.float32)
     values = np.where(live[:, None], values, np.float32(0))
-    return Offer(values, logits, live, recording.generation[at])
+    arrays = (values, logits, live, recording.generation[at])
+    return Offer(*map(jnp.asarray, arrays))
 
 
 def _next(policy: Scheduled, memory: Memory | None, offer: Offer) -> Memory:
