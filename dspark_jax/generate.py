@@ -113,8 +113,10 @@ def stream(
         so that a seed's text is the same at every draft length, in every batch and
         under every schedule; fewer drafts stand, and a token's law is the target's
         up to the resolution of the noise, see `pallas_kernels.noisy_argmax`.
-      deterministic: True is always met at a fixed draft length: the same
-        seeds give the same text.
+      deterministic: the same seeds give the same text, whatever the schedule. Always
+        met at a fixed draft length. Under a policy every round is evaluated in the
+        largest row count, which gives up most of what the policy saves; with tokens
+        drawn at a temperature only shared noise can meet it.
       stop: strings that end a request; the text ends before them.
       chat: render the model's chat template; False continues plain text.
       logprobs: return log-probabilities of the emitted tokens, under the
@@ -182,7 +184,16 @@ def stream(
     room = _capacity(max(needs), max_new_tokens, capacity, limit)
     extras = Extras(logprobs, trace)
     call = Call(
-        settings, seeds, n, room, max_new_tokens, extras, noisy, scheduled, costs
+        settings,
+        seeds,
+        n,
+        room,
+        max_new_tokens,
+        extras,
+        noisy,
+        scheduled,
+        costs,
+        deterministic,
     )
     before = [one.batch for one in earlier] if earlier else None
     return run(model, ids, call, transcripts, before)

@@ -35,6 +35,7 @@ class Call:
       noisy: whether draft and target share noise.
       policy: how many of the drafts a request verifies; None is all.
       costs: measured times, for policies that weigh them.
+      deterministic: see `stream`.
     """
 
     settings: Sequence[SamplingParams]
@@ -46,6 +47,7 @@ class Call:
     noisy: bool
     policy: Scheduled | None = None
     costs: Costs | None = None
+    deterministic: bool = False
 
 
 def run(
@@ -164,7 +166,9 @@ def _prepare(model: Model, count: int, call: Call, batch: Batch | None) -> Batch
     words[:count] = call.seeds
     requests = pack_requests(padded, words, spec.target.eos_ids)
     variant = variant_of(call.settings, call.noisy)
-    settings = Settings(variant, call.extras, call.policy, call.costs)
+    settings = Settings(
+        variant, call.extras, call.policy, call.costs, call.deterministic
+    )
     if batch is not None:
         batch.resettle(requests, settings)
         batch.reserve(call.capacity)

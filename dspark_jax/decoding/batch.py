@@ -70,12 +70,14 @@ class Settings:
       extras: what is wanted beside tokens.
       policy: how many drafts a request verifies; None is all.
       costs: measured times, for policies that weigh them.
+      deterministic: see `plans.make_plan`.
     """
 
     variant: Variant
     extras: Extras
     policy: Scheduled | None = None
     costs: Costs | None = None
+    deterministic: bool = False
 
 
 class Batch:
@@ -129,6 +131,7 @@ class Batch:
                 self.draft_length,
                 None if settings.costs is None else table_of(settings.costs, self.size),
                 settings.variant,
+                settings.deterministic,
             )
 
     @property

@@ -57,12 +57,30 @@ def make_plan(
     draft_length: int,
     costs: CostTable | None,
     variant: Variant,
+    deterministic: bool = False,
 ) -> Plan:
     """The plan of all rounds, for lengths that are decided on the device.
 
+    Args:
+      spec: the model.
+      policy: decides.
+      batch: B.
+      draft_length: n.
+      costs: measured times.
+      variant: what the programs can do.
+      deterministic: evaluate every round in the largest row count, so that no bit
+        depends on which rows were worth it.
+
     Raises:
-      ValueError: costs that are missing, or a gate that would bend sampling.
+      ValueError: costs that are missing, a gate that would bend sampling, or
+        determinism where other lengths mean other random words.
     """
+    if deterministic and holds_rows(variant):
+        raise ValueError(
+            f"`deterministic` with `policy` {policy} and tokens drawn at a "
+            "temperature: the text depends on the lengths, and those on the machine's "
+            "timing; use Fixed, or verification='shared_noise'"
+        )
     if policy.needs_costs and costs is None:
         raise ValueError(
             f"`policy` is {policy} and weighs time; give `costs`, see `profile`"
@@ -73,7 +91,8 @@ def make_plan(
             "would look at what it decides about, and bias them; leave `causal` out, "
             "or use greedy decoding or verification='shared_noise'"
         )
-    return Plan(costs, None, policy, row_buckets(batch, draft_length))
+    buckets = row_buckets(batch, draft_length)
+    return Plan(costs, None, policy, buckets[-1:] if deterministic else buckets)
 
 
 def row_buckets(batch: int, draft_length: int) -> tuple[int, ...]:

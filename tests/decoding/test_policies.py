@@ -10,6 +10,7 @@ import pytest
 import dspark_jax as dspark
 from dspark_jax.decoding import batch as batch_module
 from dspark_jax.decoding.plans import row_buckets
+from dspark_jax.decoding.programs import Programs
 from dspark_jax.scheduling.budget import curve
 from dspark_jax.scheduling.cost_model import CostModel
 from dspark_jax.scheduling.gate import GateConfig
@@ -136,7 +137,24 @@ def test_the_host_never_waits_for_the_round_it_schedules(model, monkeypatch):
     assert seen[:2] == [0, 1] and seen.count(1) > 0.7 * len(seen)
 
 
-def test_bad_policies(model, plain):
+def test_a_deterministic_policy_keeps_to_one_row_count(model, plain, monkeypatch):
+    seen, real = set(), Programs.round
+
+    def noted(self, *args):
+        seen.add(args[-1].buckets)
+        return real(self, *args)
+
+    monkeypatch.setattr(Programs, "round", noted)
+    results = generate(model, Budget(), deterministic=True, trace=True)
+    assert [one.tokens for one in results] == [one.tokens for one in plain]
+    assert len({log.drafted for one in results for log in one.rounds}) > 1
+    assert seen == {SIZES[-1:]}
+    sampled = dspark.SamplingParams(temperature=1.0)
+    with pytest.raises(ValueError, match="deterministic.*shared_noise"):
+        generate(model, Budget(), deterministic=True, sampling=sampled)
+
+
+def test_bad_policies(model):
     with pytest.raises(ValueError, match="policy.*allowed"):
         dspark.generate(model, "a", policy=3)
     with pytest.raises(ValueError, match="costs"):
