@@ -1,0 +1,94 @@
+"""Row counts chosen at run time, and what a proposal may promise."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dspark_jax as dspark
+from dspark_jax.decoding.judging import Judged, judge_in_buckets
+from dspark_jax.decoding.plans import row_buckets
+from dspark_jax.decoding.schedule import offered
+from dspark_jax.decoding.state import STOP, new_state
+from dspark_jax.models.draft.proposal import Proposal
+from dspark_jax.models.rows import packed_rows
+from pallas_kernels.verify import VerifiedRows
+
+BUCKETS = (2, 4, 7)
+
+
+def evaluated(count):
+    """Rows in the program that `count` real rows run in, seen in its results."""
+    tokens = jnp.ones((1, 7), jnp.int32)
+    lengths = jnp.full((1,), count, jnp.int32)
+    rows = packed_rows(tokens, lengths, jnp.zeros(1, jnp.int32), 7, BUCKETS[-1])
+
+    def one(rows, is_verify):
+        size = len(rows.token)
+        assert is_verify.shape == (size,)
+        mark = jnp.full((size,), size, jnp.int32)
+        verdict = VerifiedRows(is_verify, mark, mark.astype(jnp.float32))
+        features = jnp.ones((size, 3), jnp.float32)
+        return Judged(verdict, None, None, features, {})
+
+    is_verify = rows.is_real & (rows.local_step < count - 1)
+    out = judge_in_buckets(BUCKETS, lengths.sum(), rows, is_verify, one)
+    assert out.verdict.token.shape == (7,) and out.features.shape == (7, 3)
+    size = int(out.verdict.token[0])
+    # Behind the program's rows there is nothing.
+    assert out.verdict.token.tolist() == [size] * size + [0] * (7 - size)
+    assert out.verdict.accept.tolist() == [g < count - 1 for g in range(7)]
+    return size
+
+
+@pytest.mark.parametrize(
+    ("count", "size"), [(1, 2), (2, 2), (3, 4), (4, 4), (5, 7), (7, 7)]
+)
+def test_the_smallest_bucket_that_holds_all(count, size):
+    assert evaluated(count) == size
+
+
+def test_row_buckets():
+    assert row_buckets(1, 5) == (2, 3, 4, 5, 6)
+    assert row_buckets(4, 2) == (4, 8, 12)
+    assert row_buckets(1, 1) == (2,)
+
+
+def test_what_cannot_be_emitted_promises_nothing():
+    target = dspark.testing.tiny_config("qwen3")
+    draft = dspark.testing.tiny_draft_config(target, gamma=3)
+    spec = dspark.Spec(target, draft)
+    state = new_state(spec, 5, 32, 3, stacked=False)
+    state = dataclasses.replace(
+        state,
+        # m tokens left: m - 1 drafts, as the target itself adds one. The anchor
+        # stands at `length`; positions up to 31 may be committed.
+        budget=jnp.asarray([9, 3, 1, 9, 9], jnp.int32),
+        length=jnp.asarray([4, 4, 4, 29, 4], jnp.int32),
+        finish=jnp.asarray([0, 0, 0, 0, STOP], jnp.int32),
+    )
+    logits = jnp.broadcast_to(jnp.asarray([[0.0, 1.0, -1.0]], jnp.float32), (5, 3))
+    logits = logits.at[0, 1].set(jnp.nan)
+    ids = jnp.zeros((5, 3), jnp.int32)
+    proposal = Proposal(ids, None, None, logits, state.length + 1)
+    offer = offered(spec, state, proposal)
+    chances = np.asarray(jax.nn.sigmoid(jnp.asarray([0.0, 1.0, -1.0])))
+    whole = np.cumprod(chances)
+    wanted = [
+        [whole[0], 0.0, 0.0],
+        [whole[0], whole[1], 0.0],
+        [0.0, 0.0, 0.0],
+        [whole[0], 0.0, 0.0],
+        [0.0, 0.0, 0.0],
+    ]
+    np.testing.assert_allclose(offer.values, wanted, rtol=1e-6)
+    assert offer.live.tolist() == [True] * 4 + [False]
+    assert offer.generation.tolist() == [5, 5, 5, 30, 5]
+
+    warm = dataclasses.replace(
+        draft, confidence_temperatures=(2.0, 1.0, 1.0), calibrated_at=0.0
+    )
+    offer = offered(dspark.Spec(target, warm), state, proposal)
+    np.testing.assert_allclose(offer.values[1, 1], 0.5 * chances[1], rtol=1e-6)
