@@ -17,8 +17,11 @@ from dspark_jax.config import require
 from dspark_jax.evaluation.prompts import held_out
 from dspark_jax.generate import Prompt, generate
 from dspark_jax.model import Model
-from dspark_jax.scheduling.calibration import Fit, default_grid, fit_sts
+from dspark_jax.results import RoundLog
+from dspark_jax.scheduling.calibration import Fit, default_grid
 from dspark_jax.scheduling.calibration_metrics import Metrics, metrics
+from dspark_jax.scheduling.choice import Choice, Kind, choose, fit_kind
+from dspark_jax.scheduling.platt import default_shifts
 from dspark_jax.scheduling.reliability import BINS
 from dspark_jax.scheduling.rounds import KnownRounds, gather_rounds
 from dspark_jax.scheduling.survival import Temperatures, survival
@@ -36,10 +39,12 @@ class Calibration:
 
     Attributes:
       temperatures: one for each drafted position.
+      shifts: one for each drafted position; None if none were fitted.
+      choice: why these; None if there was no choice.
       calibrated_at: sampling temperature of the rounds.
       fit: on the prompts of the fit.
       before: on the other prompts, with temperature 1 everywhere.
-      after: on the other prompts, with the temperatures.
+      after: on the other prompts, with temperatures and shifts.
       rounds: those of the other prompts.
       counts: prompts and rounds of both halves.
       bins: of the calibration error.
@@ -47,6 +52,8 @@ class Calibration:
     """
 
     temperatures: tuple[float, ...]
+    shifts: tuple[float, ...] | None
+    choice: Choice | None
     calibrated_at: float
     fit: Fit
     before: Metrics
@@ -57,8 +64,8 @@ class Calibration:
     notes: tuple[str, ...]
 
     def save(self, draft: str | Path) -> None:
-        """Stores the temperatures with a draft, see `write_temperatures`."""
-        write_temperatures(draft, self.temperatures, self.calibrated_at)
+        """Stores temperatures and shifts with a draft, see `write_temperatures`."""
+        write_temperatures(draft, self.temperatures, self.calibrated_at, self.shifts)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -68,6 +75,8 @@ class Calibration:
         }
         return {
             "temperatures": list(self.temperatures),
+            "shifts": None if self.shifts is None else list(self.shifts),
+            "choice": None if self.choice is None else dataclasses.asdict(self.choice),
             "calibrated_at": self.calibrated_at,
             "bins": self.bins,
             "counts": self.counts,
@@ -88,6 +97,7 @@ def calibrate(
     seed: int = 0,
     chat: bool = True,
     grid: Temperatures | None = None,
+    shift: bool = True,
     bins: int = BINS,
     batch: int = 8,
     progress: Progress = lambda done, total: None,
@@ -98,6 +108,10 @@ def calibrate(
     decision that depends on confidences. A share of the prompts is kept from the
     fit, and `before` and `after` are measured on those, against outcomes. Where
     drafts are sampled, the fit itself uses overlaps, see `overlap_labels`.
+
+    With `shift`, half of the prompts of the fit choose between confidences as they are,
+    temperatures, and temperatures with shifts, each fitted on the other half; the
+    best is then fitted on all prompts of the fit (`scheduling.choice`).
 
     Acceptance depends on the sampling temperature, so a fit is for one.
 
@@ -113,6 +127,8 @@ def calibrate(
       seed: prompt i is sampled with `seed + i`.
       chat: whether prompts are rendered as chats.
       grid: temperatures to try, see `fit_sts`.
+      shift: whether shifts may be fitted as well, where they help; False fits
+        temperatures, whatever they are worth.
       bins: of the calibration error.
       batch: prompts decoded together.
       progress: called as prompts are done.
@@ -169,35 +185,75 @@ def calibrate(
             f"no draft was verified with `max_new_tokens` {max_new_tokens}; give more "
             "tokens or more prompts"
         )
-    return _calibration(found[0], found[1], temperature, counts, grid, bins)
+    choice = _choice(parts[0], logs, draft.gamma, grid, bins) if shift else None
+    made = _calibration(found[0], found[1], choice, temperature, counts, grid, bins)
+    if shift and choice is None:
+        few = "too few prompts to choose by: temperatures without shifts"
+        return dataclasses.replace(made, notes=(few, *made.notes))
+    return made
+
+
+def _choice(
+    prompts: Sequence[Prompt],
+    logs: Sequence[tuple[Sequence[RoundLog], int]],
+    positions: int,
+    grid: Temperatures | None,
+    bins: int,
+) -> Choice | None:
+    """What half of the prompts of the fit say of the other half's fits.
+
+    Args:
+      prompts: of the fit.
+      logs: theirs, then others.
+      positions: N.
+      grid: see `calibrate`.
+      bins: see there.
+
+    Returns:
+      None where a half has nothing to say.
+    """
+    if len(prompts) < 2:
+        return None
+    judges = {_key(prompt) for prompt in split(prompts, 0.5)[1]}
+    halves: tuple[list, list] = ([], [])
+    for prompt, log in zip(prompts, logs, strict=False):
+        halves[_key(prompt) in judges].append(log)
+    fitted, others = (gather_rounds(half, positions) for half in halves)
+    if not (fitted.proposed.any() and others.proposed.any()):
+        return None
+    return choose(fitted, others, grid, bins)
 
 
 def _calibration(
     fitted: KnownRounds,
     others: KnownRounds,
+    choice: Choice | None,
     temperature: float,
     counts: dict[str, int],
     grid: Temperatures | None,
     bins: int,
 ) -> Calibration:
     grid = default_grid() if grid is None else np.asarray(grid, np.float64)
-    fit = fit_sts(fitted.logits, fitted.labels, grid, bins, proposed=fitted.proposed)
+    kind: Kind = "temperatures" if choice is None else choice.kind
+    fit = fit_kind(kind, fitted, grid, bins)
 
-    def measured(temperatures: np.ndarray | None) -> Metrics:
-        chances = survival(others.logits, temperatures)
+    def measured(*scaling: np.ndarray | None) -> Metrics:
+        chances = survival(others.logits, *scaling)
         return metrics(chances, others.outcomes, bins, proposed=others.proposed)
 
-    after = measured(fit.temperatures)
+    after = measured(fit.temperatures, fit.shifts)
     return Calibration(
         temperatures=tuple(float(t) for t in fit.temperatures),
+        shifts=None if fit.shifts is None else tuple(float(b) for b in fit.shifts),
+        choice=choice,
         calibrated_at=float(temperature),
         fit=fit,
-        before=measured(None),
+        before=measured(),
         after=after,
         rounds=others,
         counts=counts,
         bins=bins,
-        notes=tuple(_notes(fit, after, grid)),
+        notes=tuple(_notes(kind, fit, after, grid)),
     )
 
 
@@ -247,19 +303,32 @@ def _texts(prompt: Prompt) -> list[str]:
     return [str(turn.get("content", "")).strip() for turn in prompt]
 
 
-def _notes(fit: Fit, after: Metrics, grid: np.ndarray) -> list[str]:
-    notes = []
-    ends = np.isin(fit.temperatures, grid[[0, -1]]) & np.isfinite(fit.ece_after)
-    if ends.any() and grid.size > 1:
-        places = ", ".join(str(k + 1) for k in np.flatnonzero(ends))
+def _notes(kind: Kind, fit: Fit, after: Metrics, grid: np.ndarray) -> list[str]:
+    def places(where: np.ndarray) -> str:
+        return ", ".join(str(k + 1) for k in np.flatnonzero(where))
+
+    notes, known = [], np.isfinite(fit.ece_after)
+    if kind == "identity":
         notes.append(
-            f"the temperature of position {places} is at an end of the grid: one "
+            "no fit made confidences better on prompts it was not made on: they stay "
+            "as they are"
+        )
+    ends = np.isin(fit.temperatures, grid[[0, -1]]) & known
+    if kind != "identity" and ends.any() and grid.size > 1:
+        notes.append(
+            f"the temperature of position {places(ends)} is at an end of the grid: one "
             "temperature cannot make these confidences right"
         )
-    missing = ~np.isfinite(fit.ece_after)
-    if missing.any():
-        places = ", ".join(str(k + 1) for k in np.flatnonzero(missing))
-        notes.append(f"no round proposed position {places}: its temperature is 1")
+    if fit.shifts is not None:
+        ends = np.isin(fit.shifts, default_shifts()[[0, -1]]) & known
+        if ends.any():
+            notes.append(
+                f"the shift of position {places(ends)} is at an end of its grid"
+            )
+    if not known.all():
+        notes.append(
+            f"no round proposed position {places(~known)}: its temperature is 1"
+        )
     worst = float(np.nanmax(after.noise))
     if worst > 0.02:
         notes.append(

@@ -186,10 +186,11 @@ class DraftConfig:
     dropped (DSpark paper, section 3; DFlash).
 
     `confidence_temperatures` are the result of a calibration, one number for each
-    drafted position: the chance that draft k stands is sigmoid(logit_k / T_k). They
+    drafted position, and `confidence_shifts` as many more if shifts were fitted (None:
+    0): the chance that draft k stands is sigmoid((logit_k + b_k) / T_k). They
     hold for one sampling temperature, which is kept beside them in `calibrated_at`
     (0 is greedy). Weights and drafted tokens do not depend on them. A config is a
-    static argument of jit: other temperatures compile programs anew.
+    static argument of jit: other temperatures or shifts compile programs anew.
 
     `usual_length` is how many drafts a round has where nothing else is asked for, the
     fastest where the draft was measured; None is gamma.
@@ -212,6 +213,7 @@ class DraftConfig:
     confidence_temperatures: tuple[float, ...] | None = None
     calibrated_at: float | None = None
     usual_length: int | None = None
+    confidence_shifts: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         smallest = 1 if self.sample_from_anchor else 2
@@ -275,12 +277,19 @@ class DraftConfig:
 
     def _check_calibration(self) -> None:
         found, at = self.confidence_temperatures, self.calibrated_at
+        shifts = self.confidence_shifts
         require(
             (found is None) == (at is None),
             "calibrated_at",
             at,
             "the sampling temperature of the fit where there are "
             "`confidence_temperatures`, else None",
+        )
+        require(
+            shifts is None or found is not None,
+            "confidence_shifts",
+            shifts,
+            "None without `confidence_temperatures`",
         )
         if found is None or at is None:
             return
@@ -297,6 +306,17 @@ class DraftConfig:
             "confidence_temperatures",
             found,
             f"None or a tuple of {self.gamma} finite numbers > 0, one a position",
+        )
+        require(
+            shifts is None
+            or (
+                isinstance(shifts, tuple)
+                and len(shifts) == self.gamma
+                and all(map(_is_finite, shifts))
+            ),
+            "confidence_shifts",
+            shifts,
+            f"None or a tuple of {self.gamma} finite numbers, one a position",
         )
         require(_is_finite(at) and at >= 0, "calibrated_at", at, "a finite number >= 0")
 
@@ -344,14 +364,16 @@ def decoder_from_json(data: dict[str, Any]) -> DecoderConfig:
 def draft_from_json(data: dict[str, Any]) -> DraftConfig:
     """Inverse of `to_json` for a `DraftConfig`.
 
-    Files from before drafts were calibrated lack those fields; None then.
+    Files from before drafts were calibrated lack those fields; None then. So do
+    those from before there were shifts.
     """
-    temperatures = data.get("confidence_temperatures")
+    by_position = ("confidence_temperatures", "confidence_shifts")
+    found = {name: data.get(name) for name in by_position}
     return DraftConfig(
         **{
             **data,
             "backbone": decoder_from_json(data["backbone"]),
             "target_layer_ids": tuple(data["target_layer_ids"]),
-            "confidence_temperatures": temperatures and tuple(temperatures),
+            **{name: x if x is None else tuple(x) for name, x in found.items()},
         }
     )

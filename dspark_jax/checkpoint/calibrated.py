@@ -1,4 +1,4 @@
-"""Where a draft on disk keeps the temperatures of its confidences."""
+"""Where a draft on disk keeps temperatures and shifts of its confidences."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def write_temperatures(
     path: str | Path,
     temperatures: Sequence[float] | None,
     calibrated_at: float | None,
+    shifts: Sequence[float] | None = None,
 ) -> DraftConfig:
     """Stores the result of a calibration with a draft; its weights stay.
 
@@ -43,18 +44,21 @@ def write_temperatures(
       temperatures: one for each drafted position; None takes an earlier
         calibration out.
       calibrated_at: the sampling temperature of the rounds that were fitted.
+      shifts: as many as temperatures; None takes those of an earlier calibration out,
+        which is the same as zeros.
 
     Returns:
       The config as it is stored now.
 
     Raises:
       CheckpointError: see `read_draft_config`.
-      ValueError: another number of temperatures than the draft has positions.
+      ValueError: another number of temperatures or shifts than the draft has
+        positions; shifts without temperatures.
     """
-    found = None if temperatures is None else tuple(float(t) for t in temperatures)
     config = dataclasses.replace(
         read_draft_config(path),
-        confidence_temperatures=found,
+        confidence_temperatures=_floats(temperatures),
+        confidence_shifts=_floats(shifts),
         calibrated_at=None if calibrated_at is None else float(calibrated_at),
     )
     if native.is_native(path):
@@ -62,3 +66,7 @@ def write_temperatures(
     else:
         store.rewrite_config(path, config)
     return config
+
+
+def _floats(given: Sequence[float] | None) -> tuple[float, ...] | None:
+    return None if given is None else tuple(float(x) for x in given)

@@ -1,4 +1,4 @@
-"""`calibrate`: temperatures for a draft's confidences."""
+"""`calibrate`: temperatures and shifts for a draft's confidences."""
 
 from __future__ import annotations
 
@@ -51,6 +51,10 @@ def calibrate(
         float, typer.Option(help="Share of the prompts to measure on, not to fit.")
     ] = 0.25,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 128,
+    shift: Annotated[
+        bool,
+        typer.Option(help="Fit shifts too, where that helps on prompts not fitted."),
+    ] = True,
     bins: Annotated[int, typer.Option(help="Of the calibration error.")] = 15,
     batch: Annotated[int, typer.Option(help="Prompts decoded together.")] = 8,
     seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
@@ -59,7 +63,7 @@ def calibrate(
     cache: CacheOption = None,
     compile_cache: CompileCacheOption = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Store the temperatures with the draft.")
+        bool, typer.Option("--write", help="Store what was fitted with the draft.")
     ] = False,
     plot: Annotated[
         Path | None,
@@ -70,7 +74,7 @@ def calibrate(
         Path | None, typer.Option(help="Write the JSON to this file as well.")
     ] = None,
 ) -> None:
-    """Fit temperatures that make the draft's confidences right."""
+    """Fit temperatures and shifts that make the draft's confidences right."""
     with one_line_errors():
         # Everything that can be wrong comes before the decoding, which takes long.
         require(limit is None or limit >= 2, "limit", limit, "None or an int >= 2")
@@ -91,6 +95,7 @@ def calibrate(
                 holdout=holdout,
                 seed=seed,
                 chat=chat,
+                shift=shift,
                 bins=bins,
                 batch=batch,
             )
@@ -118,11 +123,12 @@ def draw(found: Calibration, folder: Path) -> list[Path]:
     """Writes the diagrams before and after; their files."""
     folder.mkdir(parents=True, exist_ok=True)
     rounds, files = found.rounds, []
-    for name, temperatures in (("before", None), ("after", found.temperatures)):
+    fitted = (found.temperatures, found.shifts)
+    for name, scaling in (("before", (None, None)), ("after", fitted)):
         file = folder / f"reliability_{name}.svg"
         draw_reliability(
             file,
-            survival(rounds.logits, temperatures),
+            survival(rounds.logits, *scaling),
             rounds.outcomes,
             found.bins,
             proposed=rounds.proposed,
@@ -153,7 +159,8 @@ def show(report: dict[str, Any], console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    table = Table("draft", "rounds", "stood", "T")
+    shifts = report["shifts"]
+    table = Table("draft", "rounds", "stood", "T", *(["shift"] if shifts else []))
     for title in ("predicted", "ECE", "noise", "Brier", "AUC"):
         table.add_column(title)
     for k, temperature in enumerate(report["temperatures"]):
@@ -166,20 +173,29 @@ def show(report: dict[str, Any], console: Console) -> None:
             str(parts[0]["count"]),
             _number(parts[0]["label"]),
             f"1\n{temperature:.3g}",
+            *([f"0\n{shifts[k]:+.1f}"] if shifts else []),
             *_cells(*parts),
         )
     overall = report["before"][ALL], report["after"][ALL]
-    table.add_row("all", "", _number(overall[0]["label"]), "", *_cells(*overall))
+    blank = ["", ""] if shifts else [""]
+    table.add_row("all", "", _number(overall[0]["label"]), *blank, *_cells(*overall))
     console.print(table)
     console.print(
         "first lines before, second lines after; noise: the ECE that right predictions "
         "would show by chance",
         soft_wrap=True,
     )
+    if report["choice"] is not None:
+        console.print(_reasons(report["choice"]), highlight=False, soft_wrap=True)
     for note in report["notes"]:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     if report["written"]:
         console.print("the temperatures are stored with the draft")
+
+
+def _reasons(choice: dict[str, Any]) -> str:
+    errors = ", ".join(f"{kind} {x:.3f}" for kind, x in choice["errors"].items())
+    return f"chosen: {choice['kind']}; ECE on half of the fitted prompts: {errors}"
 
 
 def _cells(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from dspark_jax.config import DraftConfig
 from dspark_jax.decoding.state import RUNNING, DecodeState
 from dspark_jax.models.draft.proposal import Proposal
 from dspark_jax.scheduling.cost_model import CostTable
@@ -60,16 +61,36 @@ def offered(spec: Spec, state: DecodeState, proposal: Proposal) -> Offer:
     """
     assert spec.draft is not None
     n = proposal.confidence.shape[1]
-    heat = spec.draft.confidence_temperatures
-    scaled = proposal.confidence
-    if heat is not None:
-        scaled = scaled / jnp.asarray(heat[:n], jnp.float32)[None]
-    values = survival(jnp.nan_to_num(jax.nn.sigmoid(scaled)))
+    values = survival(jnp.nan_to_num(confidences(spec.draft, proposal.confidence)))
     live = state.finish == RUNNING
     room = jnp.minimum(state.budget, state.capacity - state.length - 1)
     usable = jnp.arange(1, n + 1, dtype=jnp.int32)[None] < room[:, None]
     values = jnp.where(usable & live[:, None], values, 0.0)
     return Offer(values, proposal.confidence, live, proposal.generation)
+
+
+def confidences(draft: DraftConfig, logits: jax.Array) -> jax.Array:
+    """Chances that drafts stand once those before them did, as calibrated.
+
+    sigmoid((logit + b) / T) by position; `scheduling.calibrated` of numpy arrays.
+
+    Args:
+      draft: with temperatures and shifts, or without.
+      logits: float32[B, n] of the head, n <= gamma.
+
+    Returns:
+      float32[B, n] in [0, 1]; NaN where a logit is.
+    """
+    n, scaled = logits.shape[1], logits
+    if draft.confidence_shifts is not None:
+        scaled = scaled + _row(draft.confidence_shifts[:n])
+    if draft.confidence_temperatures is not None:
+        scaled = scaled / _row(draft.confidence_temperatures[:n])
+    return jax.nn.sigmoid(scaled)
+
+
+def _row(values: tuple[float, ...]) -> jax.Array:
+    return jnp.asarray(values, jnp.float32)[None]
 
 
 def total_on_host(offer: Offer, costs: CostTable) -> int:

@@ -31,6 +31,8 @@ from dspark_jax.scheduling.online_calibration import observe as observe
 from dspark_jax.scheduling.online_calibration import overlap_labels as overlap_labels
 from dspark_jax.scheduling.online_calibration import refit as refit
 from dspark_jax.scheduling.online_calibration import start_online as start_online
+from dspark_jax.scheduling.platt import default_shifts as default_shifts
+from dspark_jax.scheduling.platt import fit_platt as fit_platt
 from dspark_jax.scheduling.reliability import Reliability as Reliability
 from dspark_jax.scheduling.reliability import auroc as auroc
 from dspark_jax.scheduling.reliability import brier as brier

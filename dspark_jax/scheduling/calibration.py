@@ -8,6 +8,7 @@ order of confidences at one position stays.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,16 +32,20 @@ class Fit:
       temperatures: float64[N]; 1 where no round proposed the position.
       ece_before: float64[N]. Calibration error on the fitted rounds with
         temperature 1 everywhere; NaN where no round proposed the position.
-      ece_after: float64[N]. With the temperatures. An error on the data of the fit,
+      ece_after: float64[N]. With what was fitted. An error on the data of the fit,
         so a lower bound rather than an estimate of the error in use.
       ece_by_temperature: float64[N, G]. Of every temperature of the grid, those of
-        the positions before being fixed already.
+        the positions before being fixed already; with the best shift for each, if
+        shifts are fitted.
+      shifts: float64[N] of `fit_platt`, 0 where no round proposed the position; None
+        of `fit_sts`.
     """
 
     temperatures: np.ndarray
     ece_before: np.ndarray
     ece_after: np.ndarray
     ece_by_temperature: np.ndarray
+    shifts: np.ndarray | None = None
 
 
 def prefix_labels(accepted: np.ndarray, positions: int) -> np.ndarray:
@@ -91,36 +96,74 @@ def fit_sts(
       >>> fit_sts(z, chance).temperatures.round(1)
       array([2.])
     """
-    grid = default_grid() if grid is None else np.asarray(grid, np.float64)
-    steps_up = grid.ndim == 1 and grid.size > 0 and bool(np.all(np.diff(grid) > 0))
-    ok = steps_up and bool(np.all(np.isfinite(grid) & (grid > 0)))
-    require(ok, "grid", grid, "increasing finite numbers > 0")
+    grid = increasing("grid", default_grid() if grid is None else grid)
+    require(grid[0] > 0, "grid", grid, "numbers > 0")
+    settings = [(0.0, float(temperature)) for temperature in grid]
+    fit, errors = fit_in_order(logits, prefix_mask, settings, bins, proposed, weights)
+    return dataclasses.replace(fit, ece_by_temperature=errors, shifts=None)
+
+
+def increasing(name: str, given: np.ndarray | Sequence[float]) -> np.ndarray:
+    """The values to try as float64[G].
+
+    Raises:
+      ValueError: not increasing, not finite, or none.
+    """
+    grid = np.asarray(given, np.float64)
+    ok = grid.ndim == 1 and grid.size > 0 and bool(np.all(np.diff(grid) > 0))
+    ok = ok and bool(np.all(np.isfinite(grid)))
+    require(ok, name, given, "increasing finite numbers")
+    return grid
+
+
+def fit_in_order(
+    logits: np.ndarray,
+    prefix_mask: np.ndarray,
+    settings: Sequence[tuple[float, float]],
+    bins: int,
+    proposed: np.ndarray | None,
+    weights: np.ndarray | None,
+) -> tuple[Fit, np.ndarray]:
+    """What fits from left to right have in common.
+
+    Args:
+      logits: see `fit_sts`, as for all but the following.
+      prefix_mask: see there.
+      settings: C pairs of shift b and temperature T. For each position the first one
+        with the least error is taken.
+      bins: of the calibration error.
+      proposed: see there.
+      weights: see there.
+
+    Returns:
+      The fit, its `ece_by_temperature` empty, and float64[N, C]: the error of every
+      setting at every position.
+    """
     z, labels, mask = _rounds(logits, prefix_mask, proposed)
     rounds, positions = z.shape
     counted = np.ones(rounds) if weights is None else np.asarray(weights, np.float64)
     require(counted.shape == (rounds,), "weights", counted.shape, f"({rounds},)")
-    temperatures = np.ones(positions)
+    found = np.tile([0.0, 1.0], (positions, 1))
     before, after = np.full(positions, np.nan), np.full(positions, np.nan)
-    table = np.full((positions, grid.size), np.nan)
+    table = np.full((positions, len(settings)), np.nan)
     raw, fitted = np.ones(rounds), np.ones(rounds)
     for k in range(positions):
         raw = raw * sigmoid(z[:, k])
         rows = mask[:, k] & (counted > 0)
         if not rows.any():
             continue
+        logit, reached = z[rows, k], fitted[rows]
         label, weight = labels[rows, k], counted[rows]
-
-        def error(pred, label=label, weight=weight, rows=rows) -> float:
-            return expected_calibration_error(pred[rows], label, bins, weight)
-
-        before[k] = error(raw)
-        for g, temperature in enumerate(grid):
-            table[k, g] = error(fitted * sigmoid(z[:, k] / temperature))
+        before[k] = expected_calibration_error(raw[rows], label, bins, weight)
+        for c, (shift, temperature) in enumerate(settings):
+            pred = reached * sigmoid((logit + shift) / temperature)
+            table[k, c] = expected_calibration_error(pred, label, bins, weight)
         # The first of equal minima.
         best = int(np.argmin(table[k]))
-        temperatures[k], after[k] = grid[best], table[k, best]
-        fitted = fitted * sigmoid(z[:, k] / grid[best])
-    return Fit(temperatures, before, after, table)
+        found[k], after[k] = settings[best], table[k, best]
+        fitted = fitted * sigmoid((z[:, k] + found[k, 0]) / found[k, 1])
+    empty = np.empty((positions, 0))
+    return Fit(found[:, 1], before, after, empty, found[:, 0]), table
 
 
 def _rounds(

@@ -102,7 +102,12 @@ def base_config(target: DecoderConfig, draft: DraftConfig) -> DraftConfig:
             "target's embedding and head: convert the draft without them"
         )
     fitted = check_pair(target, draft)
-    return dataclasses.replace(fitted, confidence_temperatures=None, calibrated_at=None)
+    return dataclasses.replace(
+        fitted,
+        confidence_temperatures=None,
+        confidence_shifts=None,
+        calibrated_at=None,
+    )
 
 
 def base_start(params: Tree, scale: np.ndarray) -> Tree:
