@@ -1,10 +1,15 @@
-"""Temperatures of a draft on disk: both layouts, old files, nothing half written."""
+"""Temperatures and shifts of a draft on disk: both layouts, old files, whole writes."""
 
 import dataclasses
 import json
 import shutil
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from dspark_jax.checkpoint import native, store
@@ -12,11 +17,18 @@ from dspark_jax.checkpoint.calibrated import read_draft_config, write_temperatur
 from dspark_jax.checkpoint.convert import convert, verify_stored
 from dspark_jax.checkpoint.load import fit_draft, read_params
 from dspark_jax.config import draft_from_json, to_json
+from dspark_jax.decoding.schedule import offered
 from dspark_jax.errors import CheckpointError
 from dspark_jax.models.params import flatten
+from dspark_jax.scheduling.survival import sigmoid, survival
+from dspark_jax.spec import Spec
 from dspark_jax.testing import tiny_config, tiny_draft_config
 
 FOUND = (0.5, 1.0, 1.25, 2.0, 3.0, 4.0)
+SHIFTS = (-0.7, 0.0, 0.3, -1.5, 0.1, 1.0)
+
+
+FIELDS = ("confidence_temperatures", "confidence_shifts", "calibrated_at")
 
 
 def folder_bytes(folder):
@@ -41,49 +53,101 @@ def drafts(data_dir, tmp_path):
 def test_only_the_config_changes(drafts, layout):
     path = drafts / layout
     before, files = read_draft_config(path), folder_bytes(path)
-    made = write_temperatures(path, FOUND, 0.7)
+    made = write_temperatures(path, FOUND, 0.7, SHIFTS)
     assert made == dataclasses.replace(
-        before, confidence_temperatures=FOUND, calibrated_at=0.7
+        before,
+        confidence_temperatures=FOUND,
+        confidence_shifts=SHIFTS,
+        calibrated_at=0.7,
     )
     assert read_draft_config(path) == made
     after = folder_bytes(path)
     assert list(after) == list(files)
     changed = [name for name in files if after[name] != files[name]]
     assert changed == ["config.json" if layout == "native" else store.CUSTOM_METADATA]
-    # And back.
+    # Temperatures alone take the shifts out; and back.
+    made = write_temperatures(path, FOUND, 0.7)
+    assert made.confidence_shifts is None and read_draft_config(path) == made
     assert write_temperatures(path, None, None) == before
     assert read_draft_config(path) == before
 
 
 def test_the_loaded_draft_has_them(drafts):
-    write_temperatures(drafts / "native", FOUND, 0.0)
-    write_temperatures(drafts / "stored", FOUND, 0.0)
+    write_temperatures(drafts / "native", FOUND, 0.0, SHIFTS)
+    write_temperatures(drafts / "stored", FOUND, 0.0, SHIFTS)
     config, params = native.read_native(drafts / "native")
     _, read, also = read_params(drafts / "stored", dtype="bfloat16", tables="target")
     assert config.confidence_temperatures == FOUND
     assert read.confidence_temperatures == FOUND and read.calibrated_at == 0.0
+    assert config.confidence_shifts == read.confidence_shifts == SHIFTS
     assert set(flatten(params)) == set(flatten(also))
     verify_stored(drafts / "stored")
     target = tiny_config("qwen3", vocab_size=320, hidden_size=64, layers=5)
     fitted, _ = fit_draft(target, config, params)
     assert fitted.confidence_temperatures == FOUND
+    assert fitted.confidence_shifts == SHIFTS
+
+
+def offered_by(config, logits, **state):
+    """What a policy is told of a proposal with these logits."""
+    target = tiny_config("qwen3", vocab_size=320, hidden_size=64, layers=5)
+    rows = np.zeros(len(logits), np.int32)
+    given = {"finish": rows, "budget": rows + 99, "capacity": 99, "length": rows}
+    proposal = SimpleNamespace(confidence=jnp.asarray(logits), generation=rows)
+    held: Any = SimpleNamespace(**{**given, **state})
+    offer = offered(Spec(target, config), held, cast("Any", proposal))
+    return np.asarray(offer.values)
+
+
+def test_policies_get_the_survivals_of_the_loaded_draft(drafts, rng):
+    whole = (2 * rng.standard_normal((3, 6))).astype(np.float32)
+    close = partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7)
+    config = native.read_native_config(drafts / "native")
+    close(offered_by(config, whole), survival(whole))
+    write_temperatures(drafts / "native", FOUND, 0.0, SHIFTS)
+    config = native.read_native_config(drafts / "native")
+    # A proposal may be shorter than the draft's gamma.
+    for drafted in (6, 4):
+        logits = whole[:, :drafted]
+        heat, shifts = np.array(FOUND[:drafted]), np.array(SHIFTS[:drafted])
+        found = offered_by(config, logits)
+        close(found, survival(logits, heat, shifts))
+        # Controls: behind the division, with the other sign, not at all.
+        late = np.cumprod(sigmoid(logits / heat + shifts), axis=1)
+        for wrong in (late, survival(logits, heat, -shifts), survival(logits, heat)):
+            assert np.abs(found - wrong).max() > 0.02
+    # Drafts that could not be emitted are worth nothing, whatever is added.
+    short = offered_by(config, logits, budget=np.full(3, 3, np.int32))
+    assert (short[:, 2:] == 0).all() and np.array_equal(short[:, :2], found[:, :2])
 
 
 def test_files_from_before_calibration(drafts, data_dir):
     file = drafts / "native/config.json"
     header = json.loads(file.read_text())
-    for name in ("confidence_temperatures", "calibrated_at"):
+    for name in FIELDS:
         assert header["draft"].pop(name) is None
     file.write_text(json.dumps(header))
     config, _ = native.read_native(drafts / "native")
     assert config.confidence_temperatures is None and config.calibrated_at is None
+    assert config.confidence_shifts is None
     file = drafts / "stored" / store.CUSTOM_METADATA
     data = json.loads(file.read_text())
-    for name in ("confidence_temperatures", "calibrated_at"):
+    for name in FIELDS:
         del data["custom_metadata"]["config"][name]
     file.write_text(json.dumps(data))
     assert read_draft_config(drafts / "stored").confidence_temperatures is None
     assert write_temperatures(drafts / "stored", FOUND, 1.0).calibrated_at == 1.0
+
+
+def test_files_from_before_shifts(drafts):
+    write_temperatures(drafts / "native", FOUND, 0.0)
+    file = drafts / "native/config.json"
+    header = json.loads(file.read_text())
+    assert header["draft"].pop("confidence_shifts") is None
+    file.write_text(json.dumps(header))
+    config = native.read_native_config(drafts / "native")
+    assert config.confidence_temperatures == FOUND
+    assert config.confidence_shifts is None
 
 
 def test_the_shipped_draft_is_readable():
@@ -95,10 +159,12 @@ def test_json_round_trip():
     config = dataclasses.replace(
         tiny_draft_config(tiny_config("llama"), gamma=2),
         confidence_temperatures=(0.1, 1.7782794),
+        confidence_shifts=(-0.3, 0.0),
         calibrated_at=1.0,
     )
     assert draft_from_json(json.loads(json.dumps(to_json(config)))) == config
     assert hash(config) != hash(dataclasses.replace(config, calibrated_at=0.5))
+    assert config != dataclasses.replace(config, confidence_shifts=None)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +190,12 @@ def test_config_is_validated(found, at, field):
     without = {"confidence": False, "confidence_with_markov": False}
     with pytest.raises(ValueError, match="without a confidence head"):
         dataclasses.replace(config, **fields, **without)
+    for shifts in ((0.5,), [0.5, 0.5], (0.5, float("nan")), (0.5, False)):
+        with pytest.raises(ValueError, match="`confidence_shifts`.*2 finite"):
+            dataclasses.replace(config, **fields, confidence_shifts=shifts)
+    with pytest.raises(ValueError, match="`confidence_shifts`.*without"):
+        dataclasses.replace(config, confidence_shifts=(0.5, -0.5))
+    dataclasses.replace(config, **fields, confidence_shifts=(0.5, -0.5))
 
 
 @pytest.mark.parametrize("layout", ["native", "stored"])
@@ -140,6 +212,8 @@ def test_a_failed_write_changes_nothing(drafts, layout, monkeypatch):
     assert folder_bytes(drafts / layout) == files
     with pytest.raises(ValueError, match="6 finite numbers"):
         write_temperatures(drafts / layout, FOUND[:3], 0.0)
+    with pytest.raises(ValueError, match="`confidence_shifts`.*6 finite"):
+        write_temperatures(drafts / layout, FOUND, 0.0, SHIFTS[:3])
     other = dataclasses.replace(read_draft_config(drafts / layout), markov_rank=8)
     rewrite = {"native": native.rewrite_native_config, "stored": store.rewrite_config}
     with pytest.raises(ValueError, match="other parameters"):

@@ -58,7 +58,8 @@ def test_errors_come_before_the_decoding(run, tiny, prompts, tmp_path, monkeypat
     assert not (tmp_path / "plots").exists()
 
 
-def test_report_is_a_table():
+@pytest.mark.parametrize("shifts", [None, [-0.4]])
+def test_report_is_a_table(shifts):
     row = {"count": [40], "ece": [0.1], "noise": [0.02], "brier": [0.2], "auc": [None],
            "prediction": [0.5], "label": [0.4]}  # fmt: skip
     overall = {name: column[0] for name, column in row.items() if name != "count"}
@@ -67,8 +68,10 @@ def test_report_is_a_table():
         "model": "m", "dtype": "float32", "calibrated_at": 0.7, "notes": ["a note"],
         "counts": {"fit_rounds": 100, "fit_prompts": 3, "evaluation_rounds": 40,
                    "evaluation_prompts": 1},
-        "temperatures": [2.5], "before": {**row, "overall": overall}, "after": after,
+        "temperatures": [2.5], "shifts": shifts, "after": after,
+        "before": {**row, "overall": overall},
         "written": True,
+        "choice": shifts and {"kind": "shifts", "errors": {"identity": 0.1234}},
     }  # fmt: skip
     out = io.StringIO()
     show(report, Console(file=out, width=80))
@@ -76,6 +79,8 @@ def test_report_is_a_table():
     for part in ("temperature 0.7", "2.5", "0.100", "0.030", "0.400", "note: a note"):
         assert part in text
     assert "stored with the draft" in text
+    assert ("-0.4" in text) == ("chosen: shifts" in text) == (shifts is not None)
+    assert ("identity 0.123" in text) == (shifts is not None)
 
 
 @pytest.mark.skipif(
@@ -111,8 +116,12 @@ def test_calibrate_writes_temperatures(run, tiny, prompts, tmp_path):
     config = native.read_native_config(draft)
     assert list(config.confidence_temperatures or ()) == report["temperatures"]
     assert config.calibrated_at == report["calibrated_at"] == 0.0
+    shifts = config.confidence_shifts
+    assert (None if shifts is None else list(shifts)) == report["shifts"]
+    assert report["choice"]["kind"] in ("identity", "temperatures", "shifts")
     assert report["counts"]["fit_prompts"] == 3 and report["written"]
     # The draft with temperatures loads and decodes.
-    again = run("calibrate", *args, *small)
+    again = run("calibrate", *args, *small, "--no-shift")
     assert again.exit_code == 0 and "stood" in again.stdout
+    assert "chosen" not in again.stdout
     assert native.read_native_config(tiny / "draft").confidence_temperatures is None

@@ -20,10 +20,18 @@ from dspark_jax.scheduling import (
     metrics,
     survival,
 )
+from dspark_jax.scheduling.choice import Choice
 from dspark_jax.testing import tiny_config, tiny_draft_config, tiny_model
 
 PROMPTS = ["one", "two", "three", "four", "five", "six"]
 TRUTH = default_grid()[[27, 29]]
+SHIFTS = (-0.8, -0.6)
+
+
+class Calls(list):
+    """Prompts and settings of decoding, and the shifts that make the head right."""
+
+    shifts = (0.0, 0.0)
 
 
 def a_model(**changes):
@@ -35,8 +43,8 @@ def a_model(**changes):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Replaces decoding by rounds whose true temperatures are known."""
-    seen = []
+    """Replaces decoding by rounds whose true temperatures and shifts are known."""
+    seen = Calls()
 
     def generate(model, texts, *, sampling, max_new_tokens, trace, **options):
         assert trace and "draft_length" not in options and "policy" not in options
@@ -45,7 +53,7 @@ def calls(monkeypatch):
         for one in sampling:
             rng = np.random.default_rng(one.seed)
             logits = 2 * rng.standard_normal((500, 2)) + 1
-            overlap = calibrated(logits, TRUTH)
+            overlap = calibrated(logits, TRUTH, seen.shifts)
             accepted = np.cumprod(rng.random(overlap.shape) < overlap, 1).sum(1)
             position = 10 + np.cumsum([0, *(accepted[:-1] + 1)])
             soft = [()] * 500 if one.greedy else overlap.tolist()
@@ -70,6 +78,7 @@ def test_the_truth_is_found_on_other_prompts(calls, temperature, tmp_path):
         prompts,
         temperature=temperature,
         max_new_tokens=10**6,
+        shift=False,
         seed=5,
         batch=10,
         progress=lambda *at: done.append(at),
@@ -89,10 +98,55 @@ def test_the_truth_is_found_on_other_prompts(calls, temperature, tmp_path):
     assert steps.max() <= 1.01
     assert (found.before.ece > 3 * found.after.ece).all()
     assert (found.after.ece < 2 * found.after.noise + 0.01).all()
-    assert found.notes == ()
+    assert found.notes == () and found.shifts is None and found.choice is None
     shown = json.loads(json.dumps(found.to_json()))
     assert shown["calibrated_at"] == temperature
     assert shown["after"]["ece"] == found.after.ece.tolist()
+
+
+def test_shifts_are_found_where_they_are_needed(calls):
+    calls.shifts = SHIFTS
+    prompts = [f"prompt {i}" for i in range(32)]
+    few = default_grid()[[20, 24, 27, 29, 33]]
+    options = dict(max_new_tokens=10**6, temperature=0.7, grid=few)
+    found = dspark.calibrate(a_model(), prompts, **options)
+    without = dspark.calibrate(a_model(), prompts, shift=False, **options)
+    assert found.shifts is not None and found.choice is not None
+    assert found.choice.kind == "shifts" and found.notes == ()
+    assert found.choice.errors["shifts"] < found.choice.errors["temperatures"] / 2
+    assert np.abs(np.subtract(found.shifts, SHIFTS)).max() < 0.25
+    # Fitted on all prompts of the fit, not on the half that was to be judged.
+    assert found.counts == without.counts
+    whole, _ = split(prompts, 0.25)
+    half, judges = split(whole, 0.5)
+    assert len(half) == len(judges) == 12 and not set(half) & set(judges)
+    # Measured on the others, with the shifts.
+    assert (found.after.ece < 2 * found.after.noise + 0.005).all()
+    assert found.after.ece[0] < without.after.ece[0] / 2
+    np.testing.assert_array_equal(found.before.ece, without.before.ece)
+    shown = json.loads(json.dumps(found.to_json()))
+    assert shown["shifts"] == list(found.shifts)
+    assert shown["choice"] == dataclasses.asdict(found.choice)
+
+
+def test_too_few_prompts_to_choose(calls):
+    found = dspark.calibrate(a_model(), ["a", "b"], max_new_tokens=10**6)
+    plain = dspark.calibrate(a_model(), ["a", "b"], max_new_tokens=10**6, shift=False)
+    assert found.choice is None and found.shifts is None
+    assert "too few prompts" in found.notes[0]
+    assert found.temperatures == plain.temperatures
+    assert found.notes[1:] == plain.notes
+
+
+def test_where_no_fit_helps_confidences_stay(calls, monkeypatch):
+    chosen = Choice("identity", {"identity": 0.01, "temperatures": 0.02})
+    module = sys.modules["dspark_jax.calibrate"]
+    monkeypatch.setattr(module, "choose", lambda *halves: chosen)
+    found = dspark.calibrate(a_model(), PROMPTS, max_new_tokens=10**6)
+    assert found.choice == chosen
+    assert found.temperatures == (1, 1) and found.shifts is None
+    assert "stay as they are" in found.notes[0]
+    assert found.after.to_json() == found.before.to_json()
 
 
 def test_what_was_cut_off_is_not_measured(calls):
@@ -103,7 +157,13 @@ def test_what_was_cut_off_is_not_measured(calls):
 
 
 def test_notes_say_where_one_temperature_cannot_help(calls):
-    found = dspark.calibrate(a_model(), PROMPTS, max_new_tokens=10**6, grid=[1.0, 1.1])
+    found = dspark.calibrate(
+        a_model(),
+        PROMPTS,
+        max_new_tokens=10**6,
+        grid=[1.0, 1.1],
+        shift=False,
+    )
     assert "position 1, 2 is at an end of the grid" in found.notes[0]
 
 
@@ -186,7 +246,7 @@ def test_rounds_of_a_real_model(tmp_path):
     assert np.array_equal(rounds.logits, found.rounds.logits)
     assert np.array_equal(rounds.outcomes, found.rounds.outcomes)
     expected = metrics(
-        survival(rounds.logits, found.temperatures),
+        survival(rounds.logits, found.temperatures, found.shifts),
         rounds.outcomes,
         proposed=rounds.proposed,
     )
@@ -198,4 +258,5 @@ def test_rounds_of_a_real_model(tmp_path):
     found.save(tmp_path / "draft")
     stored = native.read_native_config(tmp_path / "draft")
     assert stored.confidence_temperatures == found.temperatures
+    assert stored.confidence_shifts == found.shifts
     assert stored.calibrated_at == 1.0

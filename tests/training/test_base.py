@@ -34,7 +34,10 @@ def first(target, text, tmp_path_factory):
 def draft(first, tmp_path_factory):
     folder = tmp_path_factory.mktemp("draft")
     calibrated = dataclasses.replace(
-        first.draft, confidence_temperatures=(1.0, 1.1, 1.2), calibrated_at=0.0
+        first.draft,
+        confidence_temperatures=(1.0, 1.1, 1.2),
+        calibrated_at=0.0,
+        confidence_shifts=(0.1, 0.0, -0.1),
     )
     export_draft(folder, calibrated, first.state.exported, first.frozen)
     return read_draft(folder)
@@ -51,6 +54,7 @@ def second(target, draft, tmp_path_factory):
 def test_the_weights_are_the_drafts(first, second):
     assert second.draft == first.draft
     assert second.draft.confidence_temperatures is None
+    assert second.draft.confidence_shifts is None
     have, want = flatten(second.state.params), flatten(first.state.exported)
     assert have.keys() == want.keys()
     for path, leaf in want.items():
