@@ -65,9 +65,9 @@ def profile(
     Example:
       >>> import dspark_jax as dspark
       >>> model = dspark.testing.tiny_model()
-      >>> costs = dspark.profile(model, capacity=128)
+      >>> costs = dspark.profile(model, draft_length=2, capacity=128)
       >>> costs.curve.sizes.tolist()
-      [2, 3, 4]
+      [2, 3]
     """
     spec = model.spec
     n = spec.check_draft_length(draft_length)
