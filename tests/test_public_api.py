@@ -154,7 +154,7 @@ def with_examples() -> list[str]:
 
 
 # Its programs are compiled for nothing else.
-SLOW_EXAMPLES = ("dspark_jax.evaluation.evaluate",)
+SLOW_EXAMPLES = ("dspark_jax.evaluation.evaluate", "dspark_jax.profile")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 
 import jax
 import numpy as np
@@ -135,6 +136,31 @@ def test_the_host_never_waits_for_the_round_it_schedules(model, monkeypatch):
     generate(model, Budget())
     # Near its end a request may have no use for another round.
     assert seen[:2] == [0, 1] and seen.count(1) > 0.7 * len(seen)
+
+
+def test_profile_times_the_programs_that_serve(model, tmp_path, monkeypatch):
+    options = dict(batch=len(PROMPTS), capacity=128, cache=tmp_path / "costs.json")
+    costs = dspark.profile(model, **options)
+    assert costs.curve.sizes.tolist() == list(SIZES)
+    assert (np.asarray(costs.curve.ms) > 0).all() and costs.draft_ms >= 0
+    # Every row count has run, so that serving compiles nothing but the prompt's chunk.
+    rounds = {key for key in model.programs.keys if key[0] == "round"}
+    generate(model, Budget())
+    assert {key for key in model.programs.keys if key[0] == "round"} == rounds
+
+    def never(*_):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(
+        importlib.import_module("dspark_jax.profile"), "_measure", never
+    )
+    again = dspark.profile(model, **options)
+    assert again.curve.ms.tolist() == costs.curve.ms.tolist()
+    assert again.draft_ms == costs.draft_ms
+    with pytest.raises(AssertionError, match="measured again"):
+        dspark.profile(model, **{**options, "batch": 1})
+    with pytest.raises(ValueError, match="draft_length"):
+        dspark.profile(model, draft_length=0)
 
 
 def test_a_deterministic_policy_keeps_to_one_row_count(model, plain, monkeypatch):
