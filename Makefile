@@ -79,7 +79,7 @@ draft: $(WEIGHTS)
 	    { echo "the first part is not done; run 'make draft' again"; exit 1; }
 	$(BIN)/dspark-jax train --data $(RECIPE)/text.npz --data $(RECIPE)/more.npz \
 	    --recipe $(RECIPE)/more.toml --run $(RUN)/more --base $(RUN)/first/draft \
-	    --features $(RUN)/features --minutes $(MINUTES) --int8 \
+	    --features $(RUN)/features --minutes $(MINUTES) --int8 --usual-length 3 \
 	    --out checkpoints/smollm2-135m-dspark
 
 gpu-lowering: $(GPU_READY)

@@ -47,7 +47,7 @@ def model_card(
             f"| layers | {backbone.num_layers}, hidden size {backbone.hidden_size}, "
             f"{backbone.num_heads} heads, {geometry.num_kv_heads} key/value heads of "
             f"{geometry.head_dim} |",
-            f"| drafts a round | {draft.gamma} |",
+            f"| drafts a round | {_rounds(draft)} |",
             f"| target layers read | {', '.join(map(str, draft.target_layer_ids))} |",
             f"| Markov head | {head} |",
             f"| confidence head | {'yes' if draft.confidence else 'no'} |",
@@ -98,6 +98,12 @@ def model_card(
             "",
         ]
     )
+
+
+def _rounds(draft: DraftConfig) -> str:
+    if draft.usual_length is None:
+        return str(draft.gamma)
+    return f"{draft.usual_length} unless asked otherwise, at most {draft.gamma}"
 
 
 def _hours(lines: Sequence[dict[str, Any]]) -> float:

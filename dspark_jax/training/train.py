@@ -164,7 +164,7 @@ def export_run(
     facts["bytes"] = (out / "model.safetensors").stat().st_size
     facts["stored"] = "8-bit integers, a scale a row" if int8 else trainer.target.dtype
     lines = list(trainer.files.metrics())
-    card = model_card(trainer.draft, trainer.config, facts, figures, lines)
+    card = model_card(draft, trainer.config, facts, figures, lines)
     replace_text(out / "README.md", card)
 
 
