@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 
 import dspark_jax as dspark
+from dspark_jax.decoding import schedule
 from dspark_jax.decoding.judging import Judged, judge_in_buckets
 from dspark_jax.decoding.plans import row_buckets
 from dspark_jax.decoding.schedule import offered
 from dspark_jax.decoding.state import STOP, new_state
 from dspark_jax.models.draft.proposal import Proposal
 from dspark_jax.models.rows import packed_rows
+from dspark_jax.scheduling.budget import curve
+from dspark_jax.scheduling.cost_model import CostModel
+from dspark_jax.scheduling.memory import Offer
 from pallas_kernels.verify import VerifiedRows
 
 BUCKETS = (2, 4, 7)
@@ -48,6 +52,27 @@ def evaluated(count):
 )
 def test_the_smallest_bucket_that_holds_all(count, size):
     assert evaluated(count) == size
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_host_chooses_while_a_round_is_in_flight(beside):
+    """Control: from the thread that launches rounds the choice waits for them."""
+    choose = schedule.total_on_host if beside else schedule._total_here
+    zeros = np.zeros((1, 3), np.float32)
+    offer = Offer(zeros + 0.5, zeros, np.ones(1, bool), np.ones(1, np.int32))
+    costs = CostModel(curve([2, 3, 4], [10.0, 11.0, 12.0])).table(1)
+    chosen = choose(offer, costs)
+
+    @jax.jit
+    def long(x):
+        return jax.lax.fori_loop(0, 60, lambda _, y: jnp.tanh(y @ x), x)
+
+    x = jnp.ones((1024, 1024), jnp.float32) / 1024
+    long(x).block_until_ready()
+    flight = long(x)
+    assert choose(offer, costs) == chosen
+    assert flight.is_ready() is not beside
+    flight.block_until_ready()
 
 
 def test_row_buckets():
