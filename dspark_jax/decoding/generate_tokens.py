@@ -177,7 +177,7 @@ def generate_tokens(
     )
 
     if scheduled is not None:
-        state = with_memory(spec, scheduled, state)
+        state = with_memory(spec, scheduled, state, requests)
     wide = max_new_tokens + n + 1
     emitted = jnp.full((batch, wide), -1, jnp.int32)
     scores = jnp.zeros((batch, wide), jnp.float32) if logprobs else None

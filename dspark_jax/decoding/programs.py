@@ -115,7 +115,7 @@ class Programs:
                 Extras(logprobs=True),
             )
             if policy is not None:
-                state = with_memory(self._spec, policy, state)
+                state = with_memory(self._spec, policy, state, requests)
                 assert state.memory is not None
                 out = dataclasses.replace(out, offer=state.memory.newest)
             return state, out

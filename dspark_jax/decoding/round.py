@@ -28,8 +28,6 @@ from dspark_jax.models.draft.proposal import Proposal
 from dspark_jax.models.params import Tree
 from dspark_jax.models.rows import packed_rows, uniform_rows
 from dspark_jax.scheduling import decide
-from dspark_jax.scheduling.memory import Memory
-from dspark_jax.scheduling.policy import Gate
 from dspark_jax.spec import Spec
 
 
@@ -64,12 +62,11 @@ def decode_round(
     n, batch = draft_length, state.anchor.shape[0]
     proposal = _first(state.proposal, n) if n else None
     ids = jnp.zeros((batch, 0), jnp.int32) if proposal is None else proposal.ids
-    memory = state.memory if plan is not None else None
     block = jnp.concatenate([state.anchor[:, None], ids], axis=1)
     wanted = Wanted(
         features=n > 0,
         scores=extras.logprobs,
-        doubt=plan is not None and _minds_doubt(plan),
+        doubt=plan is not None and plan.policy.minds_doubt,
     )
     one = functools.partial(
         judge,
@@ -83,17 +80,18 @@ def decode_round(
         variant=variant,
         wanted=wanted,
     )
-    if plan is None or memory is None:
+    if plan is None:
         counts = jnp.where(state.finish == RUNNING, n + 1, 0).astype(jnp.int32)
         bucket = spec.bucket(batch, n)
         rows = uniform_rows(block, counts, state.length, spec.width, bucket)
         n_drafts = jnp.full((batch,), n, jnp.int32)
         judged = one(rows=rows, is_verify=rows.local_step < n)
     else:
+        assert state.memory is not None
         counts = decide.lengths(
             plan.policy,
             plan.costs,
-            memory,
+            state.memory,
             state.finish == RUNNING,
             holds_rows(variant),
             plan.total,
@@ -136,49 +134,45 @@ def decode_round(
         again = functools.partial(
             draft_next, spec, params, state, requests, draft_words, n, variant
         )
-        if plan is None or memory is None:
+        if plan is None or state.memory is None:
             state = dataclasses.replace(state, proposal=again())
         else:
-            memory = decide.remember(plan.policy, memory, counts, out.n_kept)
+            memory = decide.remember(plan.policy, state.memory, counts, out.n_kept)
             doubt = None
             if judged.doubt is not None:
-                last = out.n_emitted[:, None] - 1
-                doubt = jnp.take_along_axis(by_request(judged.doubt), last, axis=1)[
-                    :, 0
-                ]
+                last, each = out.n_emitted[:, None] - 1, by_request(judged.doubt)
+                doubt = jnp.take_along_axis(each, last, axis=1)[:, 0]
             wants = decide.wants_draft(plan.policy, plan.costs, memory, doubt)
-            state = _propose(spec, plan, state, memory, wants, again)
-            if state.memory is not None:
-                out = dataclasses.replace(out, offer=state.memory.newest)
+            wants &= state.finish == RUNNING
+            drafts, proposal = _next_proposal(plan, state, wants, again)
+            offer = schedule.offered(spec, state, proposal, requests)
+            memory = dataclasses.replace(
+                memory,
+                newest=offer,
+                older=memory.newest,
+                drafted=jnp.broadcast_to(drafts, wants.shape),
+            )
+            state = dataclasses.replace(state, proposal=proposal, memory=memory)
+            out = dataclasses.replace(out, offer=offer)
     return state, out
 
 
-def _propose(
-    spec: Spec,
+def _next_proposal(
     plan: Plan,
     state: DecodeState,
-    memory: Memory,
     wants: jax.Array,
     again: functools.partial[Proposal | None],
-) -> DecodeState:
-    """The next proposal, if a running request wants one, and the memory of it."""
+) -> tuple[jax.Array, Proposal]:
+    """Whether a next proposal was made, and it; else the old one, never read."""
     old = state.proposal
     assert old is not None
-    wants &= state.finish == RUNNING
-    if isinstance(plan.policy, Gate):
+    if plan.policy.may_skip_drafting:
         drafts = jnp.any(wants)
         proposal = jax.lax.cond(drafts, again, lambda: old)
     else:
         drafts, proposal = jnp.bool_(True), again()
     assert proposal is not None
-    offer = schedule.offered(spec, state, proposal)
-    memory = dataclasses.replace(
-        memory,
-        newest=offer,
-        older=memory.newest,
-        drafted=jnp.broadcast_to(drafts, wants.shape),
-    )
-    return dataclasses.replace(state, proposal=proposal, memory=memory)
+    return drafts, proposal
 
 
 def _first(proposal: Proposal | None, n: int) -> Proposal | None:
@@ -196,10 +190,6 @@ def _first(proposal: Proposal | None, n: int) -> Proposal | None:
         proposal.confidence[:, :n],
         proposal.generation,
     )
-
-
-def _minds_doubt(plan: Plan) -> bool:
-    return isinstance(plan.policy, Gate) and plan.policy.least_margin > 0
 
 
 def _with_extras(

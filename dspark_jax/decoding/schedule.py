@@ -15,12 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from dspark_jax.config import DraftConfig
+from dspark_jax.decoding.requests import Requests
 from dspark_jax.decoding.state import RUNNING, DecodeState
 from dspark_jax.models.draft.proposal import Proposal
 from dspark_jax.scheduling.cost_model import CostTable
 from dspark_jax.scheduling.decide import first_memory, total_of
 from dspark_jax.scheduling.memory import Offer
 from dspark_jax.scheduling.policy import Scheduled
+from dspark_jax.settings import GREEDY_BELOW
 from dspark_jax.spec import Spec
 from pallas_kernels.allocate import survival
 
@@ -47,22 +49,33 @@ class Plan:
     buckets: tuple[int, ...]
 
 
-def with_memory(spec: Spec, policy: Scheduled, state: DecodeState) -> DecodeState:
+def with_memory(
+    spec: Spec, policy: Scheduled, state: DecodeState, requests: Requests
+) -> DecodeState:
     """A state behind its prefill, ready for rounds that decide by `policy`."""
     assert state.proposal is not None
-    memory = first_memory(policy, offered(spec, state, state.proposal))
+    offer = offered(spec, state, state.proposal, requests)
+    memory = first_memory(policy, offer)
     return dataclasses.replace(state, memory=memory)
 
 
-def offered(spec: Spec, state: DecodeState, proposal: Proposal) -> Offer:
+def offered(
+    spec: Spec, state: DecodeState, proposal: Proposal, requests: Requests
+) -> Offer:
     """What a proposal promises: survival of each draft that could be emitted.
 
-    A request that may emit m more tokens uses m - 1 drafts at most, as the target
-    itself adds one.
+    A calibration counts for what it was made for: greedy requests, or those that draw.
+    Others have the head's own word. A request that may emit m more tokens uses m - 1
+    drafts at most, as the target itself adds one.
     """
     assert spec.draft is not None
     n = proposal.confidence.shape[1]
-    values = survival(jnp.nan_to_num(confidences(spec.draft, proposal.confidence)))
+    chances = jax.nn.sigmoid(proposal.confidence)
+    if spec.draft.calibrated_at is not None:
+        fits = (requests.scale == 0) == (spec.draft.calibrated_at < GREEDY_BELOW)
+        fitted = confidences(spec.draft, proposal.confidence)
+        chances = jnp.where(fits[:, None], fitted, chances)
+    values = survival(jnp.nan_to_num(chances))
     live = state.finish == RUNNING
     room = jnp.minimum(state.budget, state.capacity - state.length - 1)
     usable = jnp.arange(1, n + 1, dtype=jnp.int32)[None] < room[:, None]

@@ -45,6 +45,16 @@ class _Scheduled:
         """Whether decisions weigh time."""
         return True
 
+    @property
+    def may_skip_drafting(self) -> bool:
+        """Whether a round may go without a next proposal."""
+        return False
+
+    @property
+    def minds_doubt(self) -> bool:
+        """Whether the target's two highest logits matter."""
+        return False
+
 
 @dataclasses.dataclass(frozen=True)
 class Budget(_Scheduled):
@@ -110,6 +120,16 @@ class Gate(_Scheduled):
         require(
             self.causal in (None, True, False), "causal", self.causal, "a bool or None"
         )
+
+    @property
+    def may_skip_drafting(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def minds_doubt(self) -> bool:
+        """With a least margin."""
+        return self.least_margin > 0
 
 
 Scheduled = Budget | EarlyStop | Threshold | Gate

@@ -95,7 +95,8 @@ def offered_by(config, logits, **state):
     given = {"finish": rows, "budget": rows + 99, "capacity": 99, "length": rows}
     proposal = SimpleNamespace(confidence=jnp.asarray(logits), generation=rows)
     held: Any = SimpleNamespace(**{**given, **state})
-    offer = offered(Spec(target, config), held, cast("Any", proposal))
+    greedy: Any = SimpleNamespace(scale=jnp.zeros(len(logits)))
+    offer = offered(Spec(target, config), held, cast("Any", proposal), greedy)
     return np.asarray(offer.values)
 
 

@@ -42,7 +42,7 @@ def program(model, n, rounds, plan=None, learned=None, capacity=16):
         )  # fmt: skip
         emitted, counts = [out.emitted], [out.n_emitted]
         if plan is not None:
-            state = with_memory(model.spec, plan.policy, state)
+            state = with_memory(model.spec, plan.policy, state, requests)
         if learned is not None:
             memory = dataclasses.replace(state.memory, gate=learned)
             state = dataclasses.replace(state, memory=memory)

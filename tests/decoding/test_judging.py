@@ -19,6 +19,7 @@ from dspark_jax.scheduling.budget import curve
 from dspark_jax.scheduling.cost_model import CostModel
 from dspark_jax.scheduling.memory import Offer
 from pallas_kernels.verify import VerifiedRows
+from tests.decoding.serving import requests_for
 
 BUCKETS = (2, 4, 7)
 
@@ -98,7 +99,9 @@ def test_what_cannot_be_emitted_promises_nothing():
     logits = logits.at[0, 1].set(jnp.nan)
     ids = jnp.zeros((5, 3), jnp.int32)
     proposal = Proposal(ids, None, None, logits, state.length + 1)
-    offer = offered(spec, state, proposal)
+    greedy = dspark.SamplingParams()
+    requests = requests_for(*[greedy] * 5)
+    offer = offered(spec, state, proposal, requests)
     chances = np.asarray(jax.nn.sigmoid(jnp.asarray([0.0, 1.0, -1.0])))
     whole = np.cumprod(chances)
     wanted = [
@@ -112,8 +115,20 @@ def test_what_cannot_be_emitted_promises_nothing():
     assert offer.live.tolist() == [True] * 4 + [False]
     assert offer.generation.tolist() == [5, 5, 5, 30, 5]
 
+    # A calibration for greedy decoding says nothing about requests that draw.
     warm = dataclasses.replace(
-        draft, confidence_temperatures=(2.0, 1.0, 1.0), calibrated_at=0.0
+        draft, confidence_temperatures=(2.0, 2.0, 1.0), calibrated_at=0.0
     )
-    offer = offered(dspark.Spec(target, warm), state, proposal)
-    np.testing.assert_allclose(offer.values[1, 1], 0.5 * chances[1], rtol=1e-6)
+    drawn = dspark.SamplingParams(temperature=1.0)
+    for at, one, first in (
+        (0.0, greedy, True),
+        (0.0, drawn, False),
+        (1.0, greedy, False),
+        (1.0, drawn, True),
+    ):
+        config = dataclasses.replace(warm, calibrated_at=at)
+        offer = offered(
+            dspark.Spec(target, config), state, proposal, requests_for(*[one] * 5)
+        )
+        second = jax.nn.sigmoid(jnp.float32(0.5)) if first else chances[1]
+        np.testing.assert_allclose(offer.values[1, 1], 0.5 * second, rtol=1e-6)
