@@ -11,9 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dspark_jax.config import require
+from dspark_jax.decoding.batch import Batch, Settings
 from dspark_jax.decoding.extras import Extras
-from dspark_jax.decoding.plans import policy_length
-from dspark_jax.decoding.requests import check_verification
+from dspark_jax.decoding.plans import check_seeds, policy_length
+from dspark_jax.decoding.requests import (
+    check_verification,
+    listed_requests,
+    variant_of,
+)
 from dspark_jax.decoding.words import seed_words
 from dspark_jax.errors import CacheFull
 from dspark_jax.model import Model
@@ -87,6 +93,7 @@ def stream(
     trace: bool = False,
     state: ChatState | Sequence[ChatState] | None = None,
     capacity: int | None = None,
+    batch: int | None = None,
     **refused: Any,
 ) -> Iterator[Piece]:
     """Generates text piece by piece.
@@ -126,6 +133,9 @@ def stream(
         their next turns.
       capacity: cache positions a request may use; default what the call needs. Not
         less than `state` has.
+      batch: requests decoded together at most; a request that ends gives its place
+        to the next prompt, and cannot be gone on from then. Default the largest batch
+        bucket.
       **refused: options that would bend the distribution unseen are refused by
         name.
 
@@ -172,30 +182,30 @@ def stream(
     if _is_single(prompts) and isinstance(sampling, SamplingParams):
         sampling = [sampling]
     settings, seeds = _settings(sampling, len(asked))
-    earlier = _states(state, len(asked), n)
-    _check_room(earlier, capacity)
+    places = _places(batch)
+    before = _earlier(state, len(asked), n, places)
+    _check_room(before, capacity)
+    known = before.tokens if before else [[]] * len(asked)
     ids = [
-        _encode(tokenizer, prompt, chat, one.tokens if one else None)
-        for prompt, one in zip(asked, earlier or [None] * len(asked), strict=True)
+        _encode(tokenizer, prompt, chat, one if before else None)
+        for prompt, one in zip(asked, known, strict=True)
     ]
-    known = [len(one.tokens) if one else 0 for one in earlier or [None] * len(asked)]
     limit = model.spec.target.max_position
-    needs = [k + len(i) for k, i in zip(known, ids, strict=True)]
-    room = _capacity(max(needs), max_new_tokens, capacity, limit)
-    extras = Extras(logprobs, trace)
+    needs = [len(k) + len(i) for k, i in zip(known, ids, strict=True)]
+    requests = listed_requests(settings, seeds, model.spec.target.eos_ids)
+    variant = variant_of(settings, noisy)
+    check_seeds(scheduled, variant, requests.seeds)
     call = Call(
-        settings,
-        seeds,
-        n,
-        room,
-        max_new_tokens,
-        extras,
-        noisy,
-        scheduled,
-        costs,
-        deterministic,
+        sampling=settings,
+        requests=requests,
+        draft_length=n,
+        capacity=_capacity(max(needs), max_new_tokens, capacity, limit),
+        budget=max_new_tokens,
+        places=places,
+        settings=Settings(
+            variant, Extras(logprobs, trace), scheduled, costs, deterministic
+        ),
     )
-    before = [one.batch for one in earlier] if earlier else None
     return run(model, ids, call, transcripts, before)
 
 
@@ -232,45 +242,56 @@ def _settings(
     return settings, np.asarray(words, np.uint32)
 
 
-def _states(
-    state: ChatState | Sequence[ChatState] | None, count: int, n: int
-) -> list[ChatState] | None:
+def _places(batch: int | None) -> int:
+    largest = Buckets().batch[-1]
+    if batch is None:
+        return largest
+    ok = isinstance(batch, int) and not isinstance(batch, bool) and batch >= 1
+    require(ok and batch <= largest, "batch", batch, f"None or an int in 1..{largest}")
+    return batch
+
+
+def _earlier(
+    state: ChatState | Sequence[ChatState] | None, count: int, n: int, places: int
+) -> Batch | None:
+    """The batch that all requests of an earlier call go on in."""
     if state is None:
         return None
     states = [state] if isinstance(state, ChatState) else list(state)
-    largest = Buckets().batch[-1]
-    for first in range(0, len(states), largest):
-        group = states[first : first + largest]
-        batch = group[0].batch
-        rows = [one.row for one in group]
-        together = all(one.batch is batch for one in group)
-        if not together or rows != list(range(batch.count)):
-            raise ValueError(
-                "`state` must hold the states of all requests of one earlier call, in "
-                "their order"
-            )
-    if any(one.turn != one.batch.turn for one in states):
-        raise ValueError(
-            "`state` was already moved on by a later call; go on from that call's "
-            "states"
-        )
     if len(states) != count:
         raise ValueError(f"`state` has {len(states)} entries for {count} prompts")
-    made = states[0].batch.draft_length
+    batch = states[0].batch
+    if any(one.turn != one.batch.turn for one in states):
+        raise ValueError(
+            "`state` was already moved on by a later call, or its place was given to "
+            "another request; go on from the latest states, and ask for no more "
+            "prompts than `batch` in a call to be gone on from"
+        )
+    together = all(one.batch is batch for one in states)
+    if not together or [one.row for one in states] != list(range(batch.count)):
+        raise ValueError(
+            "`state` must hold the states of all requests of one earlier call, in "
+            "their order"
+        )
+    if count > places:
+        raise ValueError(
+            f"`batch` is {places} and `state` has {count} requests, which go on "
+            "together; leave `batch` out"
+        )
+    made = batch.draft_length
     if made != n:
         raise ValueError(
             f"`draft_length` is {n} but the state was made with {made}; go on with "
             "the same one"
         )
-    return states
+    return batch
 
 
-def _check_room(states: list[ChatState] | None, capacity: int | None) -> None:
-    held = max((one.batch.capacity for one in states or []), default=0)
-    if capacity is not None and capacity < held:
+def _check_room(batch: Batch | None, capacity: int | None) -> None:
+    if batch is not None and capacity is not None and capacity < batch.capacity:
         raise ValueError(
-            f"`capacity` is {capacity} but the state has {held} positions already; "
-            "leave it out, or give at least as many"
+            f"`capacity` is {capacity} but the state has {batch.capacity} positions "
+            "already; leave it out, or give at least as many"
         )
 
 

@@ -24,7 +24,7 @@ class Stats:
         and kept it.
       tokens_per_second: over the rounds; compilation and prefill are excluded.
         What the caller of `stream` does between pieces counts, as the device
-        works on meanwhile.
+        works on meanwhile, and so do the prefills of requests that join.
       compile_seconds: time the call spent compiling.
       programs: programs compiled for the model so far.
       implementation: of sampling and verification, "reference" or "pallas".
@@ -90,7 +90,8 @@ class ChatState:
     """Where a request stands, to go on from without a new prefill.
 
     A state serves once: going on moves it. The requests of one call go on
-    together.
+    together. With more prompts than places, a request that ended gives its place
+    away, and its state ends with it.
 
     Attributes:
       batch: the requests' shared device state.
@@ -104,7 +105,12 @@ class ChatState:
 
     @property
     def tokens(self) -> list[int]:
-        """Committed ids, prompt included."""
+        """Committed ids, prompt included; ValueError for a state that was moved on."""
+        if self.turn != self.batch.turn:
+            raise ValueError(
+                "this state was moved on by a later call, or its place was given to "
+                "another request"
+            )
         return list(self.batch.tokens[self.row])
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from dspark_jax.decoding.batch import Batch, HostRound, Settings
-from dspark_jax.decoding.extras import Extras
-from dspark_jax.decoding.requests import holds_rows, pack_requests, variant_of
+from dspark_jax.decoding.requests import Requests, holds_rows, select
 from dspark_jax.decoding.state import STOP
 from dspark_jax.memory import check_memory
 from dspark_jax.model import Model
 from dspark_jax.results import ChatState, Piece, Result, RoundLog
-from dspark_jax.scheduling.cost_model import Costs
-from dspark_jax.scheduling.policy import Scheduled
 from dspark_jax.settings import Buckets, SamplingParams
 from dspark_jax.transcript import Transcript
 
@@ -26,28 +22,22 @@ class Call:
     """What one call of `stream` asks for.
 
     Attributes:
-      settings: of each request.
-      seeds: uint32[requests, 2].
+      sampling: of each request.
+      requests: the same as arrays.
       draft_length: drafts a round.
       capacity: cache positions a request.
       budget: tokens a request may emit.
-      extras: what is wanted beside tokens.
-      noisy: whether draft and target share noise.
-      policy: how many of the drafts a request verifies; None is all.
-      costs: measured times, for policies that weigh them.
-      deterministic: see `stream`.
+      places: requests decoded together at most.
+      settings: what the rounds do.
     """
 
-    settings: Sequence[SamplingParams]
-    seeds: np.ndarray
+    sampling: Sequence[SamplingParams]
+    requests: Requests
     draft_length: int
     capacity: int
     budget: int
-    extras: Extras
-    noisy: bool
-    policy: Scheduled | None = None
-    costs: Costs | None = None
-    deterministic: bool = False
+    places: int
+    settings: Settings
 
 
 def run(
@@ -55,81 +45,97 @@ def run(
     ids: Sequence[Sequence[int]],
     call: Call,
     transcripts: Sequence[Transcript],
-    earlier: Sequence[Batch] | None,
+    earlier: Batch | None,
 ) -> Iterator[Piece]:
-    """Decodes groups of at most the largest batch bucket, one after the other.
+    """Decodes as many requests together as there are places; others wait for one.
 
     Args:
       model: the model.
       ids: tokens to add to each request.
       call: see `Call`.
       transcripts: one a request, empty.
-      earlier: the batch that each request goes on in; None starts anew.
+      earlier: the batch that the requests go on in; None starts anew.
 
     Yields:
       Pieces, each request's last one with its `Result`.
     """
-    largest = Buckets().batch[-1]
-    for first in range(0, len(ids), largest):
-        part = slice(first, first + largest)
-        mine = replace(call, settings=call.settings[part], seeds=call.seeds[part])
-        batch = earlier[first] if earlier else None
-        group = _run_group(model, ids[part], mine, transcripts[part], batch)
-        for piece in group:
-            yield replace(piece, index=first + piece.index)
-
-
-def _run_group(
-    model: Model,
-    ids: Sequence[Sequence[int]],
-    call: Call,
-    transcripts: Sequence[Transcript],
-    batch: Batch | None,
-) -> Iterator[Piece]:
-    programs = model.programs
+    programs, extras = model.programs, call.settings.extras
     compiled_before = programs.seconds
-    batch = _prepare(model, len(ids), call, batch)
-    out = batch.start(ids, [call.budget] * len(ids))
-    began, compiled, prefilled = time.perf_counter(), programs.seconds, True
-    while True:
-        batch.launch_ahead()
-        taken: list[tuple[int, Transcript, str]] = []
-        for row, transcript in enumerate(transcripts):
-            if transcript.done:
+    count = min(call.places, len(ids))
+    batch = _prepare(model, count, call, earlier)
+    # The request in each place, and those without one.
+    inside, waiting = list(range(count)), deque(range(count, len(ids)))
+    began = [(0.0, 0.0)] * len(ids)
+
+    def take(out: HostRound, places: Sequence[int], first: bool) -> list:
+        """Enters a round; (request, where it stands, shown text) of these places."""
+        taken: list[tuple[int, ChatState, str]] = []
+        for place in places:
+            index = inside[place]
+            transcript = transcripts[index]
+            if transcript.done or not out.present[place]:
                 continue
+            if first:
+                began[index] = time.perf_counter(), programs.seconds
             log = None
-            if call.extras.trace and not prefilled:
-                log = _log(out, row, call.settings[row].greedy)
+            if extras.trace and not first:
+                log = _log(out, place, call.sampling[index].greedy)
             text = transcript.take(
-                out.emitted[row], out.kept[row], out.drafted[row], out.logprobs[row],
-                out.finish[row], prefilled, log,
+                out.emitted[place], out.kept[place], out.drafted[place],
+                out.logprobs[place], out.finish[place], first, log,
             )  # fmt: skip
-            taken.append((row, transcript, text))
+            taken.append((index, ChatState(batch, place, batch.turn), text))
             if transcript.done:
-                batch.end(row, len(batch.tokens[row]) - transcript.dropped)
-        over = all(transcript.done for transcript in transcripts)
+                batch.end(place, len(batch.tokens[place]) - transcript.dropped)
+        return taken
+
+    out, first = batch.start(ids[:count], [call.budget] * count), True
+    while True:
+        if not waiting:
+            batch.launch_ahead()
+        taken, first = take(out, range(count), first), False
+        while waiting:
+            free = [p for p in range(count) if transcripts[inside[p]].done]
+            free = free[: len(waiting)]
+            if not free:
+                break
+            new = [waiting.popleft() for _ in free]
+            for place, index in zip(free, new, strict=True):
+                inside[place] = index
+            size = Buckets.fit(len(new), Buckets().batch) or len(new)
+            out = batch.join(
+                free,
+                [ids[index] for index in new],
+                [call.budget] * len(new),
+                select(call.requests, new, size),
+            )
+            taken += take(out, free, True)
+        batch.launch_ahead()
+        over = all(transcripts[index].done for index in inside)
         if over:
             # A round launched for nothing belongs to the time, too.
             batch.settle()
-        compiling = programs.seconds - compiled
-        spent = 0.0 if prefilled else time.perf_counter() - began - compiling
-        for row, transcript, text in taken:
-            piece = Piece(row, text, transcript.fresh)
+        now = time.perf_counter(), programs.seconds
+        for index, state, text in taken:
+            transcript = transcripts[index]
+            piece = Piece(index, text, transcript.fresh)
             if transcript.done:
-                stats = transcript.stats(
-                    seconds=spent,
-                    compile_seconds=programs.seconds - compiled_before,
-                    programs=programs.count,
-                    implementation=model.spec.implementation_here,
+                spent, compiling = (
+                    b - a for a, b in zip(began[index], now, strict=True)
                 )
                 result = Result(
                     text=transcript.text,
                     tokens=transcript.tokens,
                     finish_reason=transcript.finish_reason or "length",
-                    logprobs=transcript.logprobs if call.extras.logprobs else None,
-                    rounds=tuple(transcript.logs) if call.extras.trace else None,
-                    stats=stats,
-                    state=ChatState(batch, row, batch.turn),
+                    logprobs=transcript.logprobs if extras.logprobs else None,
+                    rounds=tuple(transcript.logs) if extras.trace else None,
+                    stats=transcript.stats(
+                        seconds=spent - compiling,
+                        compile_seconds=programs.seconds - compiled_before,
+                        programs=programs.count,
+                        implementation=model.spec.implementation_here,
+                    ),
+                    state=state,
                 )
                 reason = result.finish_reason
                 yield replace(piece, finish_reason=reason, result=result)
@@ -138,7 +144,6 @@ def _run_group(
         if over:
             return
         out = batch.receive()
-        prefilled = False
 
 
 def _log(out: HostRound, row: int, greedy: bool) -> RoundLog:
@@ -159,21 +164,15 @@ def _log(out: HostRound, row: int, greedy: bool) -> RoundLog:
 
 def _prepare(model: Model, count: int, call: Call, batch: Batch | None) -> Batch:
     """A batch for `count` requests, or the earlier one with new settings."""
-    spec = model.spec
+    spec, settings = model.spec, call.settings
     size = Buckets.fit(count, Buckets().batch) or count
-    padded = [*call.settings, *[SamplingParams()] * (size - count)]
-    words = np.zeros((size, 2), np.uint32)
-    words[:count] = call.seeds
-    requests = pack_requests(padded, words, spec.target.eos_ids)
-    variant = variant_of(call.settings, call.noisy)
-    settings = Settings(
-        variant, call.extras, call.policy, call.costs, call.deterministic
-    )
+    requests = select(call.requests, range(count), size)
     if batch is not None:
         batch.resettle(requests, settings)
         batch.reserve(call.capacity)
         return batch
-    check_memory(spec, size, call.capacity, call.draft_length, holds_rows(variant))
+    sampled = holds_rows(settings.variant)
+    check_memory(spec, size, call.capacity, call.draft_length, sampled)
     return Batch(
         spec, model.params, model.programs, requests, count, call.capacity,
         call.draft_length, settings,

@@ -4,6 +4,7 @@
     feed   (B, C, drafts?, P)               a chunk of prompt tokens
     begin  (B, C, n, noisy, policy?)        first token and first proposal
     round  (B, C, n, variant, extras, plan?)  one round
+    insert (B, B', C, n, law?, memory?)     a request of B' into a batch of B
 
 `begin` runs once a request, so one program serves every setting but shared noise; an
 option that is toggled costs one `round` program at most.
@@ -19,8 +20,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dspark_jax.decoding.extras import Extras
+from dspark_jax.decoding.joining import insert
 from dspark_jax.decoding.placement import places
 from dspark_jax.decoding.prefill import begin, feed
 from dspark_jax.decoding.publishing import RoundOut
@@ -146,6 +149,19 @@ class Programs:
         if plan is not None:
             key = (*key, plan.policy, plan.buckets, plan.total is None)
         return self._call(key, run, (params, state, requests, plan), (1,))
+
+    def insert(
+        self, state: DecodeState, part: DecodeState, row: int, place: int
+    ) -> DecodeState:
+        """See `joining.insert`; state is donated."""
+        sizes = state.anchor.shape[0], part.anchor.shape[0]
+        proposal = state.proposal
+        n = state.counters.kept.shape[1]
+        holds = proposal is not None and proposal.weights is not None
+        learned = state.memory is not None and state.memory.gate is not None
+        key = ("insert", *sizes, state.capacity, n, holds, state.memory is not None)
+        at = [jnp.asarray(np.int32(i)) for i in (row, place)]
+        return self._call((*key, learned), insert, (state, part, *at), (0,))
 
     def fetch(self, results: Any) -> Any:
         """Results of a program as numpy arrays; waits for them."""

@@ -87,7 +87,7 @@ def pack_requests(
     seeds: np.ndarray,
     default_stop_ids: tuple[int, ...],
 ) -> Requests:
-    """Arrays for `sampling`.
+    """Arrays for `sampling`, on the device.
 
     Args:
       sampling: one entry a request.
@@ -97,6 +97,16 @@ def pack_requests(
     Raises:
       ValueError: more than 8 stop ids in one request.
     """
+    # Made on the host first: converting on a device compiles a program.
+    return jax.tree.map(jnp.asarray, listed_requests(sampling, seeds, default_stop_ids))
+
+
+def listed_requests(
+    sampling: Sequence[SamplingParams],
+    seeds: np.ndarray,
+    default_stop_ids: tuple[int, ...],
+) -> Requests:
+    """`pack_requests`, but numpy arrays, of which `select` takes some."""
     stops = np.full((len(sampling), MAX_STOP_IDS), -1, np.int32)
     seeds = np.array(seeds, np.uint32)
     for row, one in enumerate(sampling):
@@ -109,16 +119,29 @@ def pack_requests(
         if one.seed is not None:
             seeds[row] = seed_words(one.seed)
     top_k = [max(one.top_k or 0, 0) for one in sampling]
-    return Requests(
-        scale=jnp.asarray(scale_of(np.asarray([s.temperature for s in sampling]))),
-        top_p=_floats([s.top_p for s in sampling]),
-        top_k=jnp.asarray(np.asarray(top_k, np.int32)),
-        min_p=_floats([s.min_p for s in sampling]),
-        seeds=jnp.asarray(seeds),
-        stop_ids=jnp.asarray(stops),
+    fields = dict(
+        scale=scale_of(np.asarray([s.temperature for s in sampling])),
+        top_p=np.asarray([s.top_p for s in sampling], np.float32),
+        top_k=np.asarray(top_k, np.int32),
+        min_p=np.asarray([s.min_p for s in sampling], np.float32),
+        seeds=seeds,
+        stop_ids=stops,
     )
+    return Requests(**fields)  # type: ignore[arg-type]
 
 
-def _floats(values: list[float]) -> jax.Array:
-    """float32[B], made on the host: converting on a device compiles a program."""
-    return jnp.asarray(np.asarray(values, np.float32))
+def select(requests: Requests, rows: Sequence[int], size: int) -> Requests:
+    """Settings of some requests, repeating the first one up to `size`."""
+    chosen = np.asarray([*rows, *[rows[0]] * (size - len(rows))], np.int64)
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[chosen]), requests)
+
+
+def replaced(requests: Requests, rows: Sequence[int], new: Requests) -> Requests:
+    """Settings with those of `rows` replaced by the first ones of `new`."""
+
+    def put(x: jax.Array, y: jax.Array) -> jax.Array:
+        out = np.array(x)
+        out[np.asarray(rows)] = np.asarray(y)[: len(rows)]
+        return jnp.asarray(out)
+
+    return jax.tree.map(put, requests, new)

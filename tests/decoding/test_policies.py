@@ -10,6 +10,7 @@ import pytest
 
 import dspark_jax as dspark
 from dspark_jax.decoding import batch as batch_module
+from dspark_jax.decoding.host_totals import HostTotals
 from dspark_jax.decoding.plans import row_buckets
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.scheduling.budget import curve
@@ -110,16 +111,13 @@ def test_statistics_count_what_was_verified(scheduled):
 
 def test_a_total_from_the_waiting_proposal_is_refused(model, monkeypatch):
     """As if rounds handed out what they will verify next."""
-    real = batch_module.Batch._receive
+    real = HostTotals.add
 
-    def early(self, out):
-        if out.offer is not None:
-            offer = out.offer
-            later = dataclasses.replace(offer, generation=offer.generation + 99)
-            out = dataclasses.replace(out, offer=later)
-        return real(self, out)
+    def early(self, number, offer):
+        later = dataclasses.replace(offer, generation=offer.generation + 99)
+        real(self, number, later)
 
-    monkeypatch.setattr(batch_module.Batch, "_receive", early)
+    monkeypatch.setattr(HostTotals, "add", early)
     with pytest.raises(NewerProposal, match="only older ones"):
         generate(model, Budget())
 

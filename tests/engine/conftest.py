@@ -23,7 +23,8 @@ class FewBuckets(Buckets):
 @pytest.fixture(autouse=True)
 def few_buckets(monkeypatch):
     # `dspark_jax.generate` is the function; its module has to be asked for.
-    for name in ("dspark_jax.generate", "dspark_jax.run", "dspark_jax.decoding.batch"):
+    names = ("dspark_jax.generate", "dspark_jax.run", "dspark_jax.decoding.feeding")
+    for name in names:
         monkeypatch.setattr(importlib.import_module(name), "Buckets", FewBuckets)
     return FewBuckets()
 
