@@ -7,8 +7,9 @@ says.
 
     python scripts/bench_load.py --batches 1 2 4 --tokens 64 --groups 2
 
-Printed for each: tokens a second over all requests together, and how many drafts were
-verified and how many tokens came out of a round and request.
+Printed for each, batch size by batch size: tokens a second over all requests together,
+how many drafts were verified and how many tokens came out of a round and request, and
+tokens a second domain by domain (each request's share of its group's time).
 """
 
 from __future__ import annotations
@@ -41,13 +42,12 @@ class Total:
     rounds: int = 0
     drafted: int = 0
 
-    def add(self, results: Sequence[dspark.Result], seconds: float) -> None:
-        """Takes in a group that was decoded together."""
+    def add(self, result: dspark.Result, seconds: float) -> None:
+        """Takes in a request, and its share of its group's time."""
         self.seconds += seconds
-        for result in results:
-            self.tokens += len(result.tokens) - 1
-            self.rounds += result.stats.rounds
-            self.drafted += result.stats.drafted
+        self.tokens += len(result.tokens) - 1
+        self.rounds += result.stats.rounds
+        self.drafted += result.stats.drafted
 
     def to_json(self) -> dict[str, float]:
         """Rates and means."""
@@ -58,12 +58,12 @@ class Total:
         }
 
 
-def groups_of(batch: int, count: int) -> list[list[str]]:
-    """`count` groups of `batch` held-out prompts, domains taking turns."""
+def groups_of(batch: int, count: int) -> list[list[tuple[str, str]]]:
+    """`count` groups of `batch` held-out (domain, prompt) pairs, domains in turn."""
     texts = held_out()
     longest = max(len(texts[domain]) for domain in DOMAINS)
     line = [
-        texts[domain][row]
+        (domain, texts[domain][row])
         for row in range(longest)
         for domain in DOMAINS
         if row < len(texts[domain])
@@ -116,75 +116,103 @@ def run(
     return [results[i] for i in range(len(prompts))], spent
 
 
-def measure(model: dspark.Model, batch: int, options: argparse.Namespace) -> Any:
-    """One batch size: totals by way, and whether all texts agree."""
+def measure(
+    model: dspark.Model, batch: int, options: argparse.Namespace, console: Console
+) -> dict[str, Any]:
+    """One batch size: totals by way and domain, and whether all texts agree."""
     ways = ways_of(model, batch, options.lengths, options.policies)
-    totals = {name: Total() for name in ways}
-    different = 0
-    groups = groups_of(batch, options.groups)
-    for way in ways.values():
+    groups = groups_of(batch, options.groups or max(2, -(-10 // batch)))
+    for name, way in ways.items():
         # Compiled, and run once.
-        run(model, groups[0], 8, way)
-    for turn, prompts in enumerate(groups):
+        run(model, [text for _, text in groups[0]], 8, way)
+        console.print(f"batch {batch}, {name}: compiled", style="dim")
+    totals: dict[tuple[str, str], Total] = {}
+    different = 0
+    for turn, group in enumerate(groups):
         texts = {}
         names = list(ways)
         for name in names if turn % 2 == 0 else names[::-1]:
+            prompts = [text for _, text in group]
             results, seconds = run(model, prompts, options.tokens, ways[name])
-            totals[name].add(results, seconds)
+            for (domain, _), result in zip(group, results, strict=True):
+                for key in ((name, "all"), (name, domain)):
+                    totals.setdefault(key, Total()).add(result, seconds / batch)
             texts[name] = [result.tokens for result in results]
         first = texts[names[0]]
         for row in range(batch):
             different += any(text[row] != first[row] for text in texts.values())
-    figures = {name: total.to_json() for name, total in totals.items()}
-    return {"batch": batch, "ways": figures, "different_texts": different}
+        console.print(f"batch {batch}: group {turn + 1} of {len(groups)}", style="dim")
+    figures = {
+        name: {
+            domain: totals[name, domain].to_json()
+            for domain in ("all", *DOMAINS)
+            if (name, domain) in totals
+        }
+        for name in ways
+    }
+    requests = batch * len(groups)
+    return {"batch": batch, "requests": requests, "ways": figures,
+            "different_texts": different}  # fmt: skip
 
 
-def show(report: dict[str, Any], console: Console) -> None:
-    """One table a batch size."""
-    machine = report["hardware"]
-    found = ", ".join(f"{k} {v}" for k, v in report["versions"].items())
-    console.print(f"{machine['device']}, {machine['cores']} cores; {found}")
-    for one in report["batches"]:
-        table = Table("", "tok/s", "to best fixed", "verified", "accepted length")
-        fixed = [
-            row["tokens_per_second"]
-            for name, row in one["ways"].items()
-            if name == "plain" or name.endswith("drafts")
-        ]
-        for name, row in one["ways"].items():
-            table.add_row(
-                name,
-                f"{row['tokens_per_second']:.1f}",
-                f"{row['tokens_per_second'] / max(fixed):.3f}" if fixed else "-",
-                f"{row['verified_drafts']:.2f}",
-                f"{row['accepted_length']:.2f}",
-            )
-        console.print(f"batch {one['batch']}, {one['different_texts']} texts differ")
-        console.print(table)
+def show(one: dict[str, Any], console: Console) -> None:
+    """The table of a batch size."""
+    ways, speed = one["ways"], "tokens_per_second"
+    rates = {name: row["all"][speed] for name, row in ways.items()}
+    fixed = [r for name, r in rates.items() if name == "plain" or "drafts" in name]
+    domains = [domain for domain in DOMAINS if domain in next(iter(ways.values()))]
+    table = Table(
+        "", "tok/s", "to best fixed", "verified", "accepted length",
+        *(f"{domain} to plain" for domain in domains),
+    )  # fmt: skip
+    for name, row in ways.items():
+        gains = ["-"] * len(domains)
+        if "plain" in ways:
+            plain = ways["plain"]
+            gains = [f"{row[d][speed] / plain[d][speed]:.2f}" for d in domains]
+        table.add_row(
+            name,
+            f"{rates[name]:.1f}",
+            f"{rates[name] / max(fixed):.3f}" if fixed else "-",
+            f"{row['all']['verified_drafts']:.2f}",
+            f"{row['all']['accepted_length']:.2f}",
+            *gains,
+        )
+    console.print(
+        f"batch {one['batch']}: {one['requests']} requests, "
+        f"{one['different_texts']} texts differ"
+    )
+    console.print(table)
 
 
 def main() -> None:
-    """Runs the batch sizes one after the other and prints tables."""
+    """Runs the batch sizes one after the other, printing each when it is done."""
     parser = argparse.ArgumentParser(description="draft lengths and policies by load")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    parser.add_argument("--lengths", type=int, nargs="*", default=[0, 1, 2, 3, 4, 5])
+    parser.add_argument("--lengths", type=int, nargs="*", default=[0, 1, 2, 3, 5])
     parser.add_argument("--policies", nargs="*", default=["budget", "gate"])
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--groups", type=int, default=2)
+    parser.add_argument("--groups", type=int, help="default: for ten requests or more")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    console = Console()
     model = dspark.load(options.model)
-    report = {
-        "hardware": hardware(),
+    machine = hardware()
+    found = ", ".join(f"{k} {v}" for k, v in versions().items())
+    console.print(f"{machine['device']}, {machine['cores']} cores; {found}")
+    report: dict[str, Any] = {
+        "hardware": machine,
         "versions": versions(),
         "tokens": options.tokens,
-        "groups": options.groups,
-        "batches": [measure(model, batch, options) for batch in options.batches],
+        "batches": [],
     }
-    if options.output is not None:
-        replace_text(options.output, json.dumps(report, indent=2) + "\n")
-    show(report, Console())
+    for batch in options.batches:
+        one = measure(model, batch, options, console)
+        report["batches"].append(one)
+        if options.output is not None:
+            replace_text(options.output, json.dumps(report, indent=2) + "\n")
+        show(one, console)
 
 
 if __name__ == "__main__":
