@@ -6,6 +6,9 @@ wait for the host. A request that has ended may give its place to another one:
 
     place 0   a a a a a a a      rounds run on while
     place 1   b b b c c c c      c takes the place of b
+
+What the host does is marked for `jax.profiler`: `dspark.choose` (rows of a round),
+`dspark.launch`, `dspark.wait`; the rest of its time goes into text.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.profiler import TraceAnnotation
 
 from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.feeding import prefill
@@ -201,14 +205,17 @@ class Batch:
     def launch(self) -> None:
         """Puts a round in flight."""
         self._launched += 1
-        self.state, out = self._programs.round(
-            self._params,
-            self._owned(),
-            self._requests,
-            self._settings.variant,
-            self._settings.extras,
-            self._next_plan(),
-        )
+        with TraceAnnotation("dspark.choose"):
+            plan = self._next_plan()
+        with TraceAnnotation("dspark.launch"):
+            self.state, out = self._programs.round(
+                self._params,
+                self._owned(),
+                self._requests,
+                self._settings.variant,
+                self._settings.extras,
+                plan,
+            )
         self._flights.append((out, list(self._served)))
 
     def launch_ahead(self) -> None:
@@ -227,7 +234,8 @@ class Batch:
     def receive(self) -> HostRound:
         """What the oldest round in flight emitted; waits for it."""
         flight, served = self._flights.popleft()
-        out = self._programs.fetch(flight)
+        with TraceAnnotation("dspark.wait"):
+            out = self._programs.fetch(flight)
         if self._totals is not None and out.offer is not None:
             self._totals.add(self._launched - len(self._flights), out.offer)
         rows = [
