@@ -107,7 +107,6 @@ def profile(
 def _measure(
     model: Model, size: int, n: int, sampling: SamplingParams, capacity: int
 ) -> Measured:
-    plain = profile_curve({size: _Rounds(model, size, 0, sampling, capacity).run})
     rounds = _Rounds(model, size, n, sampling, capacity)
     buckets = row_buckets(size, n)
     runs: dict[int, Callable[[], object]] = {
@@ -115,7 +114,8 @@ def _measure(
     }
     drafted = profile_curve(runs)
     # One row a request, with a proposal and without: what a proposal takes.
-    draft_ms = max(float(drafted.ms[0] - plain.ms[0]) / CHAIN, 0.0)
+    without = profile_curve({buckets[0]: rounds.of(size, buckets[0], drafts=False)})
+    draft_ms = max(float(drafted.ms[0] - without.ms[0]) / CHAIN, 0.0)
     times = np.maximum(np.asarray(drafted.ms) / CHAIN - draft_ms, 1e-3)
     for rows, ms in zip(buckets, times, strict=True):
         logger.info("%d rows: %.2f ms", rows, ms)
@@ -156,12 +156,13 @@ class _Rounds:
             for name in ("length", "budget", "finish")
         }
 
-    def of(self, total: int, bucket: int) -> Callable[[], object]:
+    def of(self, total: int, bucket: int, drafts: bool = True) -> Callable[[], object]:
         """A chain of rounds of that many rows."""
-        plan = Plan(None, jax.numpy.int32(total), Budget(), (bucket,))
+        rows, drafting = jax.numpy.int32(total), jax.numpy.bool_(drafts)
+        plan = Plan(None, rows, Budget(), (bucket,), drafting)
         return lambda: self.run(plan)
 
-    def run(self, plan: Plan | None = None) -> object:
+    def run(self, plan: Plan) -> object:
         """Launches a chain; returns the last round's results."""
         first = {name: jax.device_put(x) for name, x in self._first.items()}
         state, out = dataclasses.replace(self._state, **first), None

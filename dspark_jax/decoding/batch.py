@@ -24,8 +24,8 @@ from jax.profiler import TraceAnnotation
 
 from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.feeding import prefill
+from dspark_jax.decoding.host_choice import HostChoice
 from dspark_jax.decoding.host_round import HostRound, read_round
-from dspark_jax.decoding.host_totals import HostTotals
 from dspark_jax.decoding.plans import make_plan
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.publishing import RoundOut
@@ -85,7 +85,7 @@ class Batch:
         self.count = count
         self.draft_length = draft_length
         self.size = requests.scale.shape[0]
-        self._totals: HostTotals | None = None
+        self._choice: HostChoice | None = None
         self.resettle(requests, settings)
         self.state: DecodeState | None = programs.init(
             self.size, capacity, draft_length
@@ -149,7 +149,7 @@ class Batch:
         plan = self._plan
         if plan is not None and isinstance(plan.policy, Budget):
             assert plan.costs is not None
-            self._totals = HostTotals(plan.costs)
+            self._choice = HostChoice(plan.costs)
         starts = [max(len(known) - 1, 0) for known in self.tokens]
         pending: list[list[int]] = []
         for known, new in zip(self.tokens, prompts, strict=True):
@@ -159,8 +159,8 @@ class Batch:
             self._owned(), self._requests, pending, starts, budgets
         )
         out = self._programs.fetch(out)
-        if self._totals is not None and out.offer is not None:
-            self._totals.add(0, out.offer)
+        if self._choice is not None and out.offer is not None:
+            self._choice.add(0, out.offer)
         return self._take(out, list(range(self.count)))
 
     def join(
@@ -198,8 +198,8 @@ class Batch:
         self.state = whole
         self._requests = replaced(self._requests, places, requests)
         out = self._programs.fetch(out)
-        if self._totals is not None and out.offer is not None:
-            self._totals.join(self._launched, places, out.offer)
+        if self._choice is not None and out.offer is not None:
+            self._choice.join(self._launched, places, out.offer)
         return self._take(out, list(places))
 
     def launch(self) -> None:
@@ -236,8 +236,8 @@ class Batch:
         flight, served = self._flights.popleft()
         with TraceAnnotation("dspark.wait"):
             out = self._programs.fetch(flight)
-        if self._totals is not None and out.offer is not None:
-            self._totals.add(self._launched - len(self._flights), out.offer)
+        if self._choice is not None and out.offer is not None:
+            self._choice.add(self._launched - len(self._flights), out.offer)
         rows = [
             row if served[row] == now and self._finish[row] == RUNNING else None
             for row, now in enumerate(self._served)
@@ -264,9 +264,9 @@ class Batch:
         self._flights.clear()
 
     def _next_plan(self) -> Plan | None:
-        """How wide the next round is, where the host decides that."""
+        """What the next round does, where the host decides that."""
         plan = self._plan
-        if plan is None or self._totals is None:
+        if plan is None or self._choice is None:
             return plan
         waiting = np.zeros((self.size,), np.int64)
         running = np.zeros((self.size,), bool)
@@ -274,9 +274,10 @@ class Batch:
             mine = [served[row] == self._served[row] for _, served in self._flights]
             waiting[row] = len(known) + sum(mine)
             running[row] = self._finish[row] == RUNNING
-        total = self._totals.choose(self._launched, waiting, running)
+        total, drafts = self._choice.choose(self._launched, waiting, running)
         bucket = next((g for g in plan.buckets if g >= total), plan.buckets[-1])
-        return Plan(None, jnp.asarray(np.int32(total)), plan.policy, (bucket,))
+        rows, drafting = jnp.asarray(np.int32(total)), jnp.asarray(np.bool_(drafts))
+        return Plan(None, rows, plan.policy, (bucket,), drafting)
 
     def _left(self, row: int) -> int:
         """Tokens that a request may still emit."""

@@ -142,32 +142,29 @@ def decode_round(
             if judged.doubt is not None:
                 last, each = out.n_emitted[:, None] - 1, by_request(judged.doubt)
                 doubt = jnp.take_along_axis(each, last, axis=1)[:, 0]
-            wants = decide.wants_draft(plan.policy, plan.costs, memory, doubt)
-            wants &= state.finish == RUNNING
-            drafts, proposal = _next_proposal(plan, state, wants, again)
+            if plan.drafts is None:
+                wants = decide.wants_draft(plan.policy, plan.costs, memory, doubt)
+                drafts = jnp.any(wants & (state.finish == RUNNING))
+            else:
+                drafts = plan.drafts
+            drafts, proposal = _next_proposal(plan, state, drafts, again)
             offer = schedule.offered(spec, state, proposal, requests)
-            memory = dataclasses.replace(
-                memory,
-                newest=offer,
-                older=memory.newest,
-                drafted=jnp.broadcast_to(drafts, wants.shape),
-            )
+            memory = decide.with_offer(memory, offer, drafts)
             state = dataclasses.replace(state, proposal=proposal, memory=memory)
-            out = dataclasses.replace(out, offer=offer)
+            out = dataclasses.replace(out, offer=memory.newest)
     return state, out
 
 
 def _next_proposal(
     plan: Plan,
     state: DecodeState,
-    wants: jax.Array,
+    drafts: jax.Array,
     again: functools.partial[Proposal | None],
 ) -> tuple[jax.Array, Proposal]:
     """Whether a next proposal was made, and it; else the old one, never read."""
     old = state.proposal
     assert old is not None
     if plan.policy.may_skip_drafting:
-        drafts = jnp.any(wants)
         proposal = jax.lax.cond(drafts, again, lambda: old)
     else:
         drafts, proposal = jnp.bool_(True), again()

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dspark_jax.config import DraftConfig
 from dspark_jax.decoding.requests import Requests
 from dspark_jax.decoding.state import RUNNING, DecodeState
 from dspark_jax.models.draft.proposal import Proposal
 from dspark_jax.scheduling.cost_model import CostTable
-from dspark_jax.scheduling.decide import first_memory, total_of
+from dspark_jax.scheduling.decide import draft_pays, first_memory, total_of
 from dspark_jax.scheduling.memory import Offer
 from dspark_jax.scheduling.policy import Scheduled
 from dspark_jax.settings import GREEDY_BELOW
@@ -29,7 +30,7 @@ from pallas_kernels.allocate import survival
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["costs", "total"],
+    data_fields=["costs", "total", "drafts"],
     meta_fields=["policy", "buckets"],
 )
 @dataclass(frozen=True)
@@ -41,12 +42,14 @@ class Plan:
       total: int32[]. Rows of the round, chosen by the host; None: chosen here.
       policy: static.
       buckets: static row counts that the round may be evaluated in, increasing.
+      drafts: bool[]. Whether the round makes a proposal, given with the total.
     """
 
     costs: CostTable | None
     total: jax.Array | None
     policy: Scheduled
     buckets: tuple[int, ...]
+    drafts: jax.Array | None = None
 
 
 def with_memory(
@@ -107,13 +110,13 @@ def _row(values: tuple[float, ...]) -> jax.Array:
     return jnp.asarray(values, jnp.float32)[None]
 
 
-def total_on_host(offer: Offer, costs: CostTable) -> int:
-    """`total_of` of numpy arrays, while a round is in flight.
+def choose_on_host(offer: Offer, costs: CostTable, rounds: int) -> tuple[int, bool]:
+    """`total_of` and `draft_pays` of numpy arrays, while a round is in flight.
 
     From a thread of its own: what one thread launches on a CPU runs in that order, and
     the choice would wait for the round that is meant to hide it.
     """
-    return _beside().submit(_total_here, offer, costs).result()
+    return _beside().submit(_choose_here, offer, costs, rounds).result()
 
 
 @functools.cache
@@ -121,9 +124,14 @@ def _beside() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="dspark-total")
 
 
-def _total_here(offer: Offer, costs: CostTable) -> int:
+def _choose_here(offer: Offer, costs: CostTable, rounds: int) -> tuple[int, bool]:
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return int(_compiled_total(offer, costs))
+        total, drafts = _compiled_choice(offer, costs, np.int32(rounds))
+        return int(total), bool(drafts)
 
 
-_compiled_total = jax.jit(total_of)
+@jax.jit
+def _compiled_choice(
+    offer: Offer, costs: CostTable, rounds: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return total_of(offer, costs), draft_pays(offer, costs, rounds)

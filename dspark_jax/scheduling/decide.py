@@ -3,9 +3,9 @@
     round r     verifies the proposal made in r - 1, `newest` here
                 makes the next one, which becomes `newest`; `newest` becomes `older`
 
-`Budget` takes the total of round r from `older` and divides it by `newest`, so that a
-host that knows the results of round r - 2 can say how wide round r is while r - 1 still
-runs.
+`Budget` takes the total of round r from `older` and divides it by `newest`, and from
+`older` it says whether round r drafts. So a host that knows the results of round r - 2
+can say how wide round r is while r - 1 still runs.
 """
 
 from __future__ import annotations
@@ -23,16 +23,47 @@ from dspark_jax.scheduling.early_stop import early_stop
 from dspark_jax.scheduling.memory import Memory, Offer
 from dspark_jax.scheduling.policy import Budget, EarlyStop, Gate, Scheduled, Threshold
 from dspark_jax.scheduling.reprobe import is_probe, probe_period
+from dspark_jax.scheduling.usual import add_proposal, nothing_usual, usual_values
 
 
 def first_memory(policy: Scheduled, newest: Offer) -> Memory:
     """Before the first round: no proposal came before, its survivals count as 1."""
     batch = newest.live.shape[0]
-    older = dataclasses.replace(newest, values=jnp.ones_like(newest.values))
-    learned = None
+    learned = usual = None
     if isinstance(policy, Gate):
         learned = gate.gate_start(policy.config, batch)
-    return Memory(newest, older, jnp.ones((batch,), bool), learned, jnp.int32(0))
+    older = dataclasses.replace(newest, values=jnp.ones_like(newest.values))
+    if isinstance(policy, Budget):
+        usual = nothing_usual(*newest.values.shape)
+        older = dataclasses.replace(older, usual=older.values)
+    drafted, none = jnp.ones((batch,), bool), jnp.int32(0)
+    memory = Memory(older, older, drafted, learned, none, usual)
+    return with_offer(memory, newest, jnp.bool_(True))
+
+
+def with_offer(memory: Memory, offer: Offer, drafts: jax.Array) -> Memory:
+    """The memory once the next proposal was made, or not.
+
+    Args:
+      memory: before.
+      offer: of the proposal; without one, of what it would have been for.
+      drafts: bool[]. Whether there is one. If not, and somebody may ask for its promise
+        later, that is what is usual.
+    """
+    usual = memory.usual
+    if usual is not None:
+        usual = add_proposal(usual, offer.values, offer.live & drafts)
+        # Drafts that could not be emitted stay worthless.
+        means = jnp.where(offer.values > 0, usual_values(usual), 0.0)
+        values = jnp.where(drafts, offer.values, means)
+        offer = dataclasses.replace(offer, values=values, usual=means)
+    return dataclasses.replace(
+        memory,
+        newest=offer,
+        older=memory.newest,
+        drafted=jnp.broadcast_to(drafts, memory.drafted.shape),
+        usual=usual,
+    )
 
 
 def total_of(offer: Offer, costs: CostTable) -> jax.Array:
@@ -43,6 +74,28 @@ def total_of(offer: Offer, costs: CostTable) -> jax.Array:
     fixed = costs.fixed_ms(jnp.sum(offer.live, dtype=jnp.int32))
     total, _ = choose_total(offer.values, offer.live, costs.curve, costs.slope, fixed)
     return total
+
+
+def draft_pays(offer: Offer, costs: CostTable, rounds: jax.Array) -> jax.Array:
+    """bool[]: whether `Budget` drafts, from a proposal's promise and those before it.
+
+    Weighs tokens a millisecond with what drafts usually promise, the time of a proposal
+    included, against one token a request in a round without. Every so often it drafts
+    all the same, see `reprobe`.
+
+    Args:
+      offer: older than the proposal that waits.
+      costs: measured times.
+      rounds: int32[]. Rounds so far, the one that would draft included.
+    """
+    assert offer.usual is not None
+    count = jnp.sum(offer.live, dtype=jnp.int32)
+    fixed = costs.fixed_ms(count)
+    _, speed = choose_total(offer.usual, offer.live, costs.curve, costs.slope, fixed)
+    n = offer.values.shape[1]
+    period = probe_period(_gate_costs(costs, offer.live, n), n)
+    plain = count.astype(jnp.float32) / costs.plain_ms(count)
+    return (speed >= plain) | is_probe(rounds, period)
 
 
 def lengths(
@@ -93,7 +146,8 @@ def wants_draft(
 ) -> jax.Array:
     """Requests for which a next proposal is expected to pay.
 
-    Depends on committed tokens and on counts of earlier rounds only.
+    Depends on committed tokens, on counts of earlier rounds and on proposals of which
+    no draft waits any more.
 
     Args:
       policy: static.
@@ -106,6 +160,9 @@ def wants_draft(
       bool[B].
     """
     batch, draft_length = memory.newest.values.shape
+    if isinstance(policy, Budget):
+        assert costs is not None
+        return jnp.broadcast_to(draft_pays(memory.older, costs, memory.rounds), batch)
     if not isinstance(policy, Gate):
         return jnp.ones((batch,), bool)
     assert memory.gate is not None

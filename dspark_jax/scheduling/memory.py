@@ -9,11 +9,12 @@ import jax
 import numpy as np
 
 from dspark_jax.scheduling.gate import GateState
+from dspark_jax.scheduling.usual import Usual
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["values", "logits", "live", "generation"],
+    data_fields=["values", "logits", "live", "generation", "usual"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +26,15 @@ class Offer:
       logits: float32[B, n]. Confidences as the head gave them.
       live: bool[B]. Requests that were running.
       generation: int32[B]. Committed length that the proposal was made at.
+      usual: float32[B, n]. What proposals promised of late, this one included, see
+        `scheduling.usual`; None under policies that draft whatever it is.
     """
 
     values: jax.Array
     logits: jax.Array
     live: jax.Array
     generation: jax.Array
+    usual: jax.Array | None = None
 
 
 class NewerProposal(RuntimeError):
@@ -65,7 +69,7 @@ def require_older(offer: Offer, waiting: np.ndarray, rows: np.ndarray) -> Offer:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["newest", "older", "drafted", "gate", "rounds"],
+    data_fields=["newest", "older", "drafted", "gate", "rounds", "usual"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +82,7 @@ class Memory:
       drafted: bool[B]. Whether a proposal waits at all.
       gate: what the gate learned; None under other policies.
       rounds: int32[]. Rounds so far.
+      usual: what `Offer.usual` follows from; None likewise.
     """
 
     newest: Offer
@@ -85,3 +90,4 @@ class Memory:
     drafted: jax.Array
     gate: GateState | None
     rounds: jax.Array
+    usual: Usual | None = None

@@ -8,8 +8,8 @@ or on anything drawn from it (specification of scheduling, section 8).
     Fixed       nothing
     Threshold   survivals up to draft j
     EarlyStop   survivals up to draft j, costs
-    Budget      the total from the proposal before this one, costs; its division
-                among requests from this one
+    Budget      the total, and whether to draft, from the proposal before this one,
+                costs; its division among requests from this one
     Gate        what it learned in earlier rounds, costs; this proposal as a whole, or
                 with drawn tokens confidences up to draft j
 """
@@ -62,8 +62,14 @@ class Budget(_Scheduled):
 
     Searched over the measured costs of all row counts, from survivals that are one
     proposal old, and shared out by the survivals of this one (specification of
-    scheduling, sections 2 to 4).
+    scheduling, sections 2 to 4). Where even the best total is not worth the time of a
+    proposal, rounds go without, and try again every so often.
     """
+
+    @property
+    def may_skip_drafting(self) -> bool:
+        """Always."""
+        return True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -223,15 +223,20 @@ def replay(
     table = recording.costs
     heat = np.ones(used) if temperatures is None else np.asarray(temperatures)[:used]
     memory: Memory | None = None
+    made = True
     tokens = verified = requests = drafting = 0
     milliseconds = 0.0
     for at in range(rounds):
         live, accepted = recording.live[at], recording.accepted[at]
         count = int(live.sum())
         if isinstance(policy, Scheduled):
-            memory = _next(policy, memory, _offer(recording, at, used, heat))
+            offer = _offer(recording, at, used, heat)
+            if memory is None:
+                memory = decide.first_memory(policy, offer)
+            else:
+                memory = decide.with_offer(memory, offer, jnp.bool_(made))
             rows = np.asarray(_lengths(policy, table, memory, jnp.asarray(live), False))
-            drafts = bool(memory.drafted.any())
+            drafts = made
         else:
             rows = np.where(live, 1 + used, 0)
             drafts = used > 0
@@ -241,7 +246,10 @@ def replay(
         requests, drafting = requests + count, drafting + drafts
         milliseconds += float(table.round_ms(count, int(rows.sum()), drafts))
         if isinstance(policy, Scheduled) and memory is not None:
-            memory = _after(policy, table, memory, jnp.asarray(rows), jnp.asarray(kept))
+            memory, wants = _after(
+                policy, table, memory, jnp.asarray(rows), jnp.asarray(kept)
+            )
+            made = bool(wants.any())
     return Score(
         rounds=rounds,
         tokens=tokens,
@@ -262,12 +270,10 @@ def _after(
     memory: Memory,
     rows: jax.Array,
     kept: jax.Array,
-) -> Memory:
-    """The memory behind a round, and whether the next one has drafts."""
+) -> tuple[Memory, jax.Array]:
+    """The memory behind a round, and for whom it drafts."""
     memory = decide.remember(policy, memory, rows, kept)
-    wants = decide.wants_draft(policy, table, memory, None)
-    drafted = jnp.broadcast_to(jnp.any(wants), wants.shape)
-    return dataclasses.replace(memory, drafted=drafted)
+    return memory, decide.wants_draft(policy, table, memory, None)
 
 
 def _offer(recording: Recording, at: int, used: int, heat: np.ndarray) -> Offer:
@@ -276,10 +282,3 @@ def _offer(recording: Recording, at: int, used: int, heat: np.ndarray) -> Offer:
     values = np.where(live[:, None], values, np.float32(0))
     arrays = (values, logits, live, recording.generation[at])
     return Offer(*map(jnp.asarray, arrays))
-
-
-def _next(policy: Scheduled, memory: Memory | None, offer: Offer) -> Memory:
-    """The memory in which the round of this offer decides."""
-    if memory is None:
-        return decide.first_memory(policy, offer)
-    return dataclasses.replace(memory, newest=offer, older=memory.newest)

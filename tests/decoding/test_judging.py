@@ -58,11 +58,11 @@ def test_the_smallest_bucket_that_holds_all(count, size):
 @pytest.mark.parametrize("beside", [True, False])
 def test_the_host_chooses_while_a_round_is_in_flight(beside):
     """Control: from the thread that launches rounds the choice waits for them."""
-    choose = schedule.total_on_host if beside else schedule._total_here
-    zeros = np.zeros((1, 3), np.float32)
-    offer = Offer(zeros + 0.5, zeros, np.ones(1, bool), np.ones(1, np.int32))
+    choose = schedule.choose_on_host if beside else schedule._choose_here
+    half = np.full((1, 3), 0.5, np.float32)
+    offer = Offer(half, half, np.ones(1, bool), np.ones(1, np.int32), half)
     costs = CostModel(curve([2, 3, 4], [10.0, 11.0, 12.0])).table(1)
-    chosen = choose(offer, costs)
+    chosen = choose(offer, costs, 3)
 
     @jax.jit
     def long(x):
@@ -71,7 +71,7 @@ def test_the_host_chooses_while_a_round_is_in_flight(beside):
     x = jnp.ones((1024, 1024), jnp.float32) / 1024
     long(x).block_until_ready()
     flight = long(x)
-    assert choose(offer, costs) == chosen
+    assert choose(offer, costs, 3) == chosen
     assert flight.is_ready() is not beside
     flight.block_until_ready()
 

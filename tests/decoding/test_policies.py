@@ -10,7 +10,7 @@ import pytest
 
 import dspark_jax as dspark
 from dspark_jax.decoding import batch as batch_module
-from dspark_jax.decoding.host_totals import HostTotals
+from dspark_jax.decoding.host_choice import HostChoice
 from dspark_jax.decoding.plans import row_buckets
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.scheduling.budget import curve
@@ -52,9 +52,9 @@ def plain(model):
     return dspark.generate(model, PROMPTS, **options)
 
 
-def generate(model, policy, **options):
+def generate(model, policy, costs=COSTS, **options):
     return dspark.generate(
-        model, PROMPTS, max_new_tokens=NEW, chat=False, policy=policy, costs=COSTS,
+        model, PROMPTS, max_new_tokens=NEW, chat=False, policy=policy, costs=costs,
         **options,
     )  # fmt: skip
 
@@ -65,21 +65,31 @@ def scheduled(model):
     return functools.cache(lambda name: generate(model, POLICIES[name], trace=True))
 
 
-def in_one_program(model, policy):
+@pytest.fixture(scope="module")
+def in_one_program(model):
+    """Results of `generate_tokens` by policy; programs are compiled once."""
     ids = [model.tokenizer.encode(prompt) for prompt in PROMPTS]
     lengths = np.asarray([len(row) for row in ids], np.int32)
     tokens = np.zeros((len(ids), lengths.max()), np.int32)
     for row, given in zip(tokens, ids, strict=True):
         row[: len(given)] = given
 
-    @jax.jit
-    def run(params, tokens, lengths, costs):
-        return dspark.generate_tokens(
-            model.spec, params, tokens, lengths, max_new_tokens=NEW, policy=policy,
-            costs=costs, capacity=128,
-        )  # fmt: skip
+    @functools.cache
+    def compiled(policy):
+        @jax.jit
+        def run(params, tokens, lengths, costs):
+            return dspark.generate_tokens(
+                model.spec, params, tokens, lengths, max_new_tokens=NEW,
+                policy=policy, costs=costs, capacity=128,
+            )  # fmt: skip
 
-    return run(model.params, tokens, lengths, COSTS.table(len(PROMPTS)))
+        return run
+
+    def run(policy, costs=COSTS):
+        table = costs.table(len(PROMPTS))
+        return compiled(policy)(model.params, tokens, lengths, table)
+
+    return run
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,13 +102,34 @@ def test_text_is_that_of_plain_decoding(name, plain, scheduled):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_both_drivers_decide_alike(name, model, scheduled):
-    out = in_one_program(model, POLICIES[name])
-    for row, one in enumerate(scheduled(name)):
+def test_both_drivers_decide_alike(name, in_one_program, scheduled):
+    agree(in_one_program(POLICIES[name]), scheduled(name))
+
+
+def agree(out, results):
+    for row, one in enumerate(results):
         assert out.tokens[row, : out.lengths[row]].tolist() == one.tokens
         assert int(out.counters.rounds[row]) == one.stats.rounds
         assert int(out.counters.drafted[row]) == one.stats.drafted
         assert int(out.counters.verified_rows[row]) == one.stats.verified_rows
+
+
+def test_a_budget_goes_without_proposals_where_they_do_not_pay(
+    model, plain, in_one_program
+):
+    dear = CostModel(curve(SIZES, [10.0, 10.5, 11.0, 11.5]), draft_ms=30.0)
+    results = generate(model, Budget(), dear, trace=True)
+    agree(in_one_program(Budget(), dear), results)
+    for have, want in zip(results, plain, strict=True):
+        assert have.tokens == want.tokens
+        drafted = [log.drafted for log in have.rounds]
+        # Nothing is known of drafts at first; then most rounds have none to verify.
+        assert drafted[0] > 0 and drafted.count(0) > len(drafted) // 2
+    # Control: what drafts cost is what decides.
+    free = CostModel(curve(SIZES, [10.0, 10.5, 11.0, 11.5]), draft_ms=0.0)
+    for have in generate(model, Budget(), free, trace=True):
+        drafted = [log.drafted for log in have.rounds]
+        assert drafted.count(0) <= len(drafted) // 2
 
 
 def test_statistics_count_what_was_verified(scheduled):
@@ -111,13 +142,13 @@ def test_statistics_count_what_was_verified(scheduled):
 
 def test_a_total_from_the_waiting_proposal_is_refused(model, monkeypatch):
     """As if rounds handed out what they will verify next."""
-    real = HostTotals.add
+    real = HostChoice.add
 
     def early(self, number, offer):
         later = dataclasses.replace(offer, generation=offer.generation + 99)
         real(self, number, later)
 
-    monkeypatch.setattr(HostTotals, "add", early)
+    monkeypatch.setattr(HostChoice, "add", early)
     with pytest.raises(NewerProposal, match="only older ones"):
         generate(model, Budget())
 

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 import dspark_jax as dspark
+from dspark_jax.decoding import schedule
 from dspark_jax.decoding.schedule import Plan
 from dspark_jax.scheduling import decide
 from dspark_jax.scheduling.budget import curve
 from dspark_jax.scheduling.cost_model import CostTable
 from dspark_jax.scheduling.gate import GateConfig, GateState
+from dspark_jax.scheduling.memory import Offer
 from dspark_jax.scheduling.policy import Budget, EarlyStop, Gate, Threshold
 from tests.decoding.enumeration import chain, completed, enumerate_law
 
@@ -92,3 +94,52 @@ def test_control_a_total_from_the_drafts_it_is_for(monkeypatch):
 def test_control_the_gate_as_published():
     """It looks at the whole block; `make_plan` refuses it where tokens are drawn."""
     assert far_off(Gate(config=CONFIG, causal=False), CLIFF, 1) > 1e-2
+
+
+# Whatever is drafted is verified, but it is worth its time only after good proposals.
+DEAR = CostTable(
+    curve([1, 2, 3], [10.0, 10.0, 10.0]),
+    np.float32(0),
+    np.zeros(2, np.float32),
+    np.full(2, 12.0, np.float32),
+)
+
+
+def skipping(monkeypatch):
+    """Round 1 decides from the proposal that it verifies, which is more than it may."""
+    real = decide.first_memory
+
+    def newest(policy, offer):
+        memory = real(policy, offer)
+        older = dataclasses.replace(memory.older, usual=memory.newest.usual)
+        return dataclasses.replace(memory, older=older)
+
+    monkeypatch.setattr(schedule, "first_memory", newest)
+    sure, unsure = (
+        Offer(v, v, jnp.ones(1, bool), jnp.zeros(1, jnp.int32), v)
+        for v in (jnp.asarray([[0.8, 0.7]]), jnp.asarray([[0.5, 0.1]]))
+    )
+    once = jnp.int32(1)
+    assert decide.draft_pays(sure, DEAR, once)
+    assert not decide.draft_pays(unsure, DEAR, once)
+
+
+def test_going_without_a_proposal_keeps_the_law(monkeypatch):
+    skipping(monkeypatch)
+    assert far_off(Budget(), DEAR, 2) < 1e-9
+
+
+@pytest.mark.slow
+def test_control_a_proposal_that_is_verified_twice(monkeypatch):
+    """As if a round that made none left the old one waiting."""
+    skipping(monkeypatch)
+    real = decide.with_offer
+
+    def waits(memory, offer, drafts):
+        memory = real(memory, offer, drafts)
+        newest = dataclasses.replace(memory.newest, values=offer.values)
+        drafted = jnp.ones_like(memory.drafted)
+        return dataclasses.replace(memory, newest=newest, drafted=drafted)
+
+    monkeypatch.setattr(decide, "with_offer", waits)
+    assert far_off(Budget(), DEAR, 2) > 1e-2

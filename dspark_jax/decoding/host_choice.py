@@ -1,8 +1,8 @@
-"""The total of a round, chosen on the host while the round before it runs.
+"""What the host decides about a round while the round before it runs.
 
     offer k      of the proposal that round k made, 0 the prefill
-    round r      verifies proposal r - 1, which may still be in the making, and is as
-                 wide as offer r - 2 says
+    round r      verifies proposal r - 1, which may still be in the making; offer r - 2
+                 says how wide it is, and whether it makes proposal r
 
 A request that joined behind round k brings a proposal that takes the place of its
 place's number k; nothing came before it, and what is missing counts as 1.
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dspark_jax.decoding.schedule import total_on_host
+from dspark_jax.decoding.schedule import choose_on_host
 from dspark_jax.scheduling.cost_model import CostTable
 from dspark_jax.scheduling.memory import Offer, require_older
 
@@ -25,11 +25,11 @@ class _Joined:
     """A request's first offer, and the number whose place it takes."""
 
     number: int
-    values: np.ndarray
-    generation: int
+    offer: Offer
+    at: int
 
 
-class HostTotals:
+class HostChoice:
     """Offers that came back, and what follows from them."""
 
     def __init__(self, costs: CostTable):
@@ -37,6 +37,8 @@ class HostTotals:
         self._costs = costs
         self._offers: dict[int, Offer] = {}
         self._joined: dict[int, _Joined] = {}
+        # Whether the round before the next one drafts.
+        self._waits = True
 
     def add(self, number: int, offer: Offer) -> None:
         """Takes offer `number`, of numpy arrays."""
@@ -51,12 +53,13 @@ class HostTotals:
           offer: of their first proposals, numpy arrays.
         """
         for at, row in enumerate(rows):
-            self._joined[row] = _Joined(
-                number, np.asarray(offer.values[at]), int(offer.generation[at])
-            )
+            self._joined[row] = _Joined(number, offer, at)
+        self._waits = True
 
-    def choose(self, launched: int, waiting: np.ndarray, running: np.ndarray) -> int:
-        """Rows of round `launched`.
+    def choose(
+        self, launched: int, waiting: np.ndarray, running: np.ndarray
+    ) -> tuple[int, bool]:
+        """Rows of round `launched`, and whether it makes a proposal.
 
         Args:
           launched: r, counting from 1.
@@ -72,8 +75,14 @@ class HostTotals:
         if launched > 1:
             require_older(offer, waiting, np.asarray(offer.live) & running)
         else:
-            offer = dataclasses.replace(offer, values=np.ones_like(offer.values))
-        return total_on_host(offer, self._costs)
+            ones = np.ones_like(offer.values)
+            offer = dataclasses.replace(offer, values=ones, usual=ones)
+        total, drafts = choose_on_host(offer, self._costs, launched)
+        if not self._waits:
+            # Nothing to verify: one row a request.
+            total = int(np.sum(offer.live))
+        self._waits = drafts
+        return total, drafts
 
     def _as_of(self, number: int) -> Offer:
         """Offer `number`, with requests that joined later in their places."""
@@ -81,13 +90,18 @@ class HostTotals:
         late = {row: one for row, one in self._joined.items() if one.number >= number}
         if not late:
             return offer
-        values, live = np.array(offer.values), np.array(offer.live)
-        generation = np.array(offer.generation)
+        assert offer.usual is not None
+        values, usual = np.array(offer.values), np.array(offer.usual)
+        live, generation = np.array(offer.live), np.array(offer.generation)
         for row, one in late.items():
-            is_first = one.number == number
-            values[row] = one.values if is_first else 1.0
-            generation[row] = one.generation if is_first else 0
             live[row] = True
+            if one.number > number:
+                values[row], usual[row], generation[row] = 1.0, 1.0, 0
+                continue
+            first = one.offer
+            assert first.usual is not None
+            values[row], usual[row] = first.values[one.at], first.usual[one.at]
+            generation[row] = first.generation[one.at]
         return dataclasses.replace(
-            offer, values=values, live=live, generation=generation
+            offer, values=values, usual=usual, live=live, generation=generation
         )
