@@ -26,10 +26,11 @@ def midpoints(count):
     return ((np.arange(count) + 0.5) / count * 2**32).astype(np.uint32)
 
 
-def program(model, n, rounds, plan=None, learned=None, capacity=16):
+def program(model, n, rounds, plan=None, learned=None, capacity=16, together=1):
     """Prefill and rounds in one program; a fresh one, as controls patch it.
 
-    With a plan every case is a batch of its own, as policies let requests share rows.
+    With a plan every case is a batch of its own, as policies let requests share rows;
+    `together` neighbouring rows are one case.
     """
 
     def run(params, tokens, requests, first, later):
@@ -58,9 +59,9 @@ def program(model, n, rounds, plan=None, learned=None, capacity=16):
         return quick_jit(run)
 
     def each(params, *cases):
-        single = jax.tree.map(lambda x: x[:, None], cases)
-        one = functools.partial(run, params)
-        return jax.tree.map(lambda x: x[:, 0], jax.vmap(one)(*single))
+        batches = jax.tree.map(lambda x: x.reshape(-1, together, *x.shape[1:]), cases)
+        out = jax.vmap(functools.partial(run, params))(*batches)
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), out)
 
     return quick_jit(each)
 
@@ -134,6 +135,6 @@ def completed(law, target, length):
     return out
 
 
-def chain(target, length):
-    """Law of the target's own sequences after token 1."""
-    return completed({(t,): p for t, p in enumerate(target[1])}, target, length)
+def chain(target, length, after=1):
+    """Law of the target's own sequences after a token."""
+    return completed({(t,): p for t, p in enumerate(target[after])}, target, length)
