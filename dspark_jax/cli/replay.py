@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated
@@ -49,6 +50,9 @@ def replay_command(
     prompts: Annotated[int, typer.Option(help="Prompts per domain.")] = 1,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 64,
     cache: CacheOption = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Confidences without their calibration.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Score policies on recorded rounds, without running the model again."""
@@ -73,8 +77,12 @@ def replay_command(
                     )
                     for first in range(0, len(texts) - batch + 1, batch)
                 ]
-            save_recording(log, joined([record(group, costs) for group in results]))
+            config = loaded.spec.draft
+            parts = [record(group, costs, config) for group in results]
+            save_recording(log, joined(parts))
         recording = load_recording(log)
+        if raw:
+            recording = dataclasses.replace(recording, temperatures=None, shifts=None)
         scores = {
             _title(one): replay(recording, one)
             for name in names

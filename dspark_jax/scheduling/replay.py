@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.config import require
+from dspark_jax.config import DraftConfig, require
 from dspark_jax.files import replace_text
 from dspark_jax.results import Result, RoundLog
 from dspark_jax.scheduling import decide
@@ -28,9 +28,10 @@ from dspark_jax.scheduling.budget import curve
 from dspark_jax.scheduling.cost_model import Costs, CostTable, table_of
 from dspark_jax.scheduling.memory import Memory, Offer
 from dspark_jax.scheduling.policy import Policy, Scheduled
-from dspark_jax.scheduling.survival import survival
+from dspark_jax.scheduling.survival import Shifts, Temperatures, survival
+from dspark_jax.settings import GREEDY_BELOW
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,9 @@ class Recording:
       accepted: int32[R, B]. Drafts that stood.
       live: bool[R, B]. False where a request had ended.
       costs: of rounds of up to B requests.
+      temperatures: n numbers, as the confidences were calibrated when they served;
+        None: as the head gave them.
+      shifts: n numbers, likewise; None: 0.
     """
 
     generation: np.ndarray
@@ -50,6 +54,8 @@ class Recording:
     accepted: np.ndarray
     live: np.ndarray
     costs: CostTable
+    temperatures: tuple[float, ...] | None = None
+    shifts: tuple[float, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +89,20 @@ class Score:
         return {**dataclasses.asdict(self), **speed}
 
 
-def record(results: Sequence[Result], costs: Costs) -> Recording:
+def record(
+    results: Sequence[Result],
+    costs: Costs,
+    draft: DraftConfig | None = None,
+    temperature: float = 0.0,
+) -> Recording:
     """The rounds of one call of `generate(..., trace=True)` at a fixed length.
 
     Args:
       results: of requests that were decoded together, with their logs.
       costs: measured for as many requests.
+      draft: that the confidences are from. Its calibration is recorded if it was made
+        for such requests, see `decoding.schedule.offered`; None has none.
+      temperature: of the requests; 0 is greedy.
 
     Raises:
       ValueError: no logs, or rounds that did not verify whole blocks.
@@ -111,6 +125,7 @@ def record(results: Sequence[Result], costs: Costs) -> Recording:
         np.zeros((rounds, batch), np.int32),
         np.zeros((rounds, batch), bool),
         table_of(costs, batch),
+        *_calibration(draft, temperature, n),
     )
     for row, own in enumerate(logs):
         for at, log in enumerate(own):
@@ -121,8 +136,24 @@ def record(results: Sequence[Result], costs: Costs) -> Recording:
     return recording
 
 
+def _calibration(
+    draft: DraftConfig | None, temperature: float, n: int
+) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """Temperatures and shifts of n drafts, where serving uses them."""
+    if draft is None or draft.calibrated_at is None:
+        return None, None
+    if (draft.calibrated_at < GREEDY_BELOW) != (temperature < GREEDY_BELOW):
+        return None, None
+    found = (draft.confidence_temperatures, draft.confidence_shifts)
+    temperatures, shifts = (None if one is None else one[:n] for one in found)
+    return temperatures, shifts
+
+
 def joined(parts: Sequence[Recording]) -> Recording:
-    """Recordings of as many requests, one behind the other; the first one's costs."""
+    """Recordings of as many requests, one behind the other.
+
+    Costs and calibration are the first one's.
+    """
     names = ("generation", "confidence", "accepted", "live")
     arrays = {
         name: np.concatenate([getattr(part, name) for part in parts]) for name in names
@@ -144,6 +175,8 @@ def save_recording(path: str | Path, recording: Recording) -> None:
             "sampler_ms": np.asarray(costs.sampler_ms).tolist(),
             "draft_ms": np.asarray(costs.draft_ms).tolist(),
         },
+        "temperatures": recording.temperatures,
+        "shifts": recording.shifts,
     }
     lines = [json.dumps(first)]
     for at in range(len(recording.live)):
@@ -193,6 +226,7 @@ def _from_lines(first: dict[str, Any], rounds: list[dict[str, Any]]) -> Recordin
             np.asarray(costs["sampler_ms"], np.float32),
             np.asarray(costs["draft_ms"], np.float32),
         ),
+        *_tuples(first, drafts),
     )
     shape = (len(rounds), batch)
     found = recording.confidence.shape
@@ -203,25 +237,47 @@ def _from_lines(first: dict[str, Any], rounds: list[dict[str, Any]]) -> Recordin
     return recording
 
 
+def _tuples(
+    first: dict[str, Any], drafts: int
+) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """Temperatures and shifts of a log, checked as `survival` checks them."""
+    found = (first["temperatures"], first["shifts"])
+    survival(np.zeros(drafts), *found)
+    temperatures, shifts = (
+        None if one is None else tuple(map(float, one)) for one in found
+    )
+    return temperatures, shifts
+
+
 def replay(
-    recording: Recording, policy: Policy, temperatures: Sequence[float] | None = None
+    recording: Recording,
+    policy: Policy,
+    temperatures: Temperatures | None = None,
+    shifts: Shifts | None = None,
 ) -> Score:
     """Scores a policy on recorded rounds, with the functions that serve.
 
     Args:
       recording: rounds of whole blocks.
       policy: any; `Fixed(n)` verifies the first n drafts, `Fixed(0)` drafts nothing.
-      temperatures: of the confidences, see `DraftConfig`; None is 1.
+      temperatures: of the confidences, one a recorded position, see `DraftConfig`.
+        With `shifts` None too, those of the recording; ones have the head's own word.
+      shifts: likewise; None beside temperatures is 0.
 
     Raises:
-      ValueError: a policy with more drafts than were recorded.
+      ValueError: a policy with more drafts than were recorded, another number of
+        temperatures or shifts, a temperature that is not > 0.
     """
     rounds, batch, n = recording.confidence.shape
     asked = policy.draft_length
     used = n if asked is None else asked
     require(used <= n, "draft_length", asked, f"at most {n}, as were recorded")
     table = recording.costs
-    heat = np.ones(used) if temperatures is None else np.asarray(temperatures)[:used]
+    if temperatures is None and shifts is None:
+        temperatures, shifts = recording.temperatures, recording.shifts
+    # Of whole blocks, as a position's chance does not depend on those behind it.
+    chances = survival(recording.confidence, temperatures, shifts).astype(np.float32)
+    chances = np.where(recording.live[..., None], chances, np.float32(0))
     memory: Memory | None = None
     made = True
     tokens = verified = requests = drafting = 0
@@ -230,7 +286,7 @@ def replay(
         live, accepted = recording.live[at], recording.accepted[at]
         count = int(live.sum())
         if isinstance(policy, Scheduled):
-            offer = _offer(recording, at, used, heat)
+            offer = _offer(recording, chances, at, used)
             if memory is None:
                 memory = decide.first_memory(policy, offer)
             else:
@@ -276,9 +332,11 @@ def _after(
     return memory, decide.wants_draft(policy, table, memory, None)
 
 
-def _offer(recording: Recording, at: int, used: int, heat: np.ndarray) -> Offer:
-    logits, live = recording.confidence[at, :, :used], recording.live[at]
-    values = survival(logits, heat).astype(np.float32)
-    values = np.where(live[:, None], values, np.float32(0))
-    arrays = (values, logits, live, recording.generation[at])
+def _offer(recording: Recording, chances: np.ndarray, at: int, used: int) -> Offer:
+    arrays = (
+        chances[at, :, :used],
+        recording.confidence[at, :, :used],
+        recording.live[at],
+        recording.generation[at],
+    )
     return Offer(*map(jnp.asarray, arrays))

@@ -1,5 +1,6 @@
 """`dspark-jax replay` on a recording made by hand."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,7 +10,7 @@ from typer.testing import CliRunner
 from dspark_jax.cli.main import app
 from dspark_jax.scheduling.budget import curve
 from dspark_jax.scheduling.cost_model import CostModel
-from dspark_jax.scheduling.replay import Recording, save_recording
+from dspark_jax.scheduling.replay import Recording, load_recording, save_recording
 
 
 @pytest.fixture
@@ -43,6 +44,16 @@ def test_figures_of_every_fixed_length_and_a_threshold(log):
     times = [one["milliseconds"] for one in scores.values()]
     assert times == [40, 48, 56, 52]
     assert scores["Threshold"]["verified"] == 1
+
+
+def test_calibrated_confidences_unless_raw(log):
+    stored = load_recording(log)
+    fit = dict(temperatures=(1.0, 1.0), shifts=(-9.0, -9.0))
+    save_recording(log, dataclasses.replace(stored, **fit))
+    for options, verified in (((), 0), (("--raw",), 1)):
+        out = run(log, "--policy", "threshold", "--json", *options)
+        assert out.exit_code == 0, out.output
+        assert json.loads(out.stdout)["Threshold"]["verified"] == verified
 
 
 def test_a_table(log):

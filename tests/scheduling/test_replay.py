@@ -63,6 +63,33 @@ def test_a_threshold_verifies_what_stands():
     assert flat.verified == 0.5 and flat.tokens == 6
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_confidences_count_as_they_were_calibrated(stored, tmp_path):
+    """The head says 0.98 or 0.02; shifted by -4, it says a half or nearly nothing."""
+    fit = dict(temperatures=(1.0, 1.0, 1.0), shifts=(-4.0, -4.0, -4.0))
+    if stored:
+        path = tmp_path / "rounds.jsonl"
+        save_recording(path, dataclasses.replace(KNOWN, **fit))
+        recording, given = load_recording(path), {}
+        assert dict(temperatures=recording.temperatures, shifts=recording.shifts) == fit
+    else:
+        recording, given = KNOWN, fit
+    # One draft of a half survives in each sure round; two would be a quarter.
+    one = replay(recording, Threshold(survival=0.5), **given)
+    assert (one.verified, one.tokens) == (0.5, 6)
+    assert replay(recording, Threshold(survival=0.25), **given).verified == 1
+    # A shorter block has the first numbers.
+    assert replay(recording, Threshold(1, survival=0.5), **given).verified == 0.5
+    # Control: the head's own word, here and where it is asked for.
+    for plain in (KNOWN, recording):
+        own = replay(plain, Threshold(survival=0.5), temperatures=[1.0] * 3)
+        assert own.verified == 1.5
+    # The gate learns from logits and not from chances, as it does where it serves.
+    assert replay(recording, Gate(), **given) == replay(KNOWN, Gate())
+    with pytest.raises(ValueError, match="temperatures"):
+        replay(recording, Threshold(), temperatures=[1.0])
+
+
 def test_early_stop_and_budget_weigh_the_time():
     # The first draft is free: a row alone runs as two.
     early = replay(KNOWN, EarlyStop())
@@ -113,7 +140,9 @@ def test_files(tmp_path):
     broken = [
         "",
         "{}",
-        lines[0].replace('"format": 1', '"format": 2'),
+        lines[0].replace('"format": 2', '"format": 3'),
+        lines[0].replace('"shifts": null', '"shifts": [0.0]'),
+        lines[0].replace('"temperatures": null', '"temperatures": [1.0, 1.0, 0.0]'),
         "\n".join([lines[0], "[]"]),
         "\n".join([lines[0], lines[1], json.dumps({"round": 1})]),
         "\n".join([lines[0], lines[1].replace("[4.0, 4.0, 4.0]", "[4.0, 4.0]")]),
@@ -146,6 +175,34 @@ def test_logs_become_a_recording():
     assert recording.live.tolist() == [[True, True], [True, False]]
     assert recording.generation.tolist() == [[5, 5], [8, 0]]
     assert recording.confidence[1, 0].tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("calibrated_at", "temperature", "used"),
+    [(0.0, 0.0, True), (0.0, 0.7, False), (1.0, 0.0, False), (1.0, 0.7, True)],
+)
+def test_a_calibration_is_recorded_where_serving_uses_it(
+    calibrated_at, temperature, used
+):
+    target = dspark.testing.tiny_config()
+    draft = dataclasses.replace(
+        dspark.testing.tiny_draft_config(target, gamma=3),
+        confidence_temperatures=(2.0, 3.0, 4.0),
+        confidence_shifts=(0.5, 0.0, -0.5),
+        calibrated_at=calibrated_at,
+    )
+    logs = [result_of([log_of(2, 2, 5, (1.0, 2.0))])]
+    found = record(logs, COSTS, draft, temperature)
+    wanted = ((2.0, 3.0), (0.5, 0.0)) if used else (None, None)
+    assert (found.temperatures, found.shifts) == wanted
+    # One that was never fitted, and temperatures alone.
+    bare = dataclasses.replace(
+        draft, confidence_temperatures=None, confidence_shifts=None, calibrated_at=None
+    )
+    assert record(logs, COSTS, bare, temperature).temperatures is None
+    warm = dataclasses.replace(draft, confidence_shifts=None)
+    found = record(logs, COSTS, warm, temperature)
+    assert (found.temperatures, found.shifts) == (wanted[0], None)
 
 
 def test_logs_that_are_no_recording():
