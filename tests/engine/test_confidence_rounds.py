@@ -25,6 +25,7 @@ import pytest
 
 import dspark_jax as dspark
 from dspark_jax.decoding import batch as batch_module
+from dspark_jax.decoding import host_choice
 from dspark_jax.decoding.schedule import Plan, with_memory
 from dspark_jax.scheduling import decide
 from dspark_jax.scheduling.budget import curve
@@ -75,26 +76,25 @@ def source(values, generation, made):
 def test_the_host_loop(model, monkeypatch, reference, ahead, rows, division):
     monkeypatch.setattr(batch_module, "AHEAD", ahead)
     made, totals, divided = {}, [], []
-    choose, launch = batch_module.total_on_host, batch_module.Batch.launch
-    receive = batch_module.Batch._receive
+    choose, launch = host_choice.choose_on_host, batch_module.Batch.launch
+    add = host_choice.HostChoice.add
 
-    def noted_total(offer, costs):
+    def noted_total(offer, costs, rounds):
         totals.append(offer)
-        return choose(offer, costs)
+        return choose(offer, costs, rounds)
 
     def noted_launch(self):
         newest = self.state.memory.newest
         divided.append(tuple(np.asarray(x) for x in (newest.values, newest.generation)))
         launch(self)
 
-    def noted_receive(self, out):
-        # Offers arrive in the order of the rounds that made them.
-        made.setdefault(int(np.asarray(out.offer.generation)[0]), len(made))
-        return receive(self, out)
+    def noted_offer(self, number, offer):
+        made.setdefault(int(np.asarray(offer.generation)[0]), number)
+        add(self, number, offer)
 
-    monkeypatch.setattr(batch_module, "total_on_host", noted_total)
+    monkeypatch.setattr(host_choice, "choose_on_host", noted_total)
     monkeypatch.setattr(batch_module.Batch, "launch", noted_launch)
-    monkeypatch.setattr(batch_module.Batch, "_receive", noted_receive)
+    monkeypatch.setattr(host_choice.HostChoice, "add", noted_offer)
     dspark.generate(
         model, "ab", max_new_tokens=24, chat=False, policy=Budget(), costs=COSTS
     )
