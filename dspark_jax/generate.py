@@ -14,6 +14,7 @@ import numpy as np
 from dspark_jax.config import require
 from dspark_jax.decoding.batch import Batch, Settings
 from dspark_jax.decoding.extras import Extras
+from dspark_jax.decoding.matching import Matcher, check_matchers
 from dspark_jax.decoding.plans import check_seeds, policy_length
 from dspark_jax.decoding.requests import (
     check_verification,
@@ -33,7 +34,6 @@ from dspark_jax.transcript import Transcript
 
 Prompt = str | Sequence[Mapping[str, Any]]
 REFUSED = {
-    "grammar": "constrained decoding",
     "logit_bias": "a bias on logits",
     "repetition_penalty": "a penalty",
     "presence_penalty": "a penalty",
@@ -91,6 +91,7 @@ def stream(
     chat: bool = True,
     logprobs: bool = False,
     trace: bool = False,
+    matchers: Matcher | Sequence[Matcher | None] | None = None,
     state: ChatState | Sequence[ChatState] | None = None,
     capacity: int | None = None,
     batch: int | None = None,
@@ -127,8 +128,13 @@ def stream(
       stop: strings that end a request; the text ends before them.
       chat: render the model's chat template; False continues plain text.
       logprobs: return log-probabilities of the emitted tokens, under the
-        target's law at temperature 1 without filters.
+        target's law at temperature 1 without filters and masks.
       trace: return a log of the verification rounds, see `RoundLog`.
+      matchers: what each request may say, a fresh `Matcher` each, None for a free
+        one; for a single prompt also a matcher by itself. The text has the law of
+        the target masked at every token. The host has to know the drafts before it
+        can say what may follow them, so that no round is launched ahead of the one
+        before it; see `dspark_jax.grammar` for matchers of JSON schemas and grammars.
       state: `Result.state` of the same requests, to go on from; the prompts are
         their next turns.
       capacity: cache positions a request may use; default what the call needs. Not
@@ -154,6 +160,11 @@ def stream(
       5
     """
     for name in refused:
+        if name == "grammar":
+            raise ValueError(
+                "`grammar` is not an option; give `matchers`, which "
+                "`dspark_jax.grammar` makes from schemas and grammars"
+            )
         if name in REFUSED:
             raise ValueError(
                 f"`{name}` is not supported: {REFUSED[name]} changes the target's law "
@@ -182,6 +193,8 @@ def stream(
     if _is_single(prompts) and isinstance(sampling, SamplingParams):
         sampling = [sampling]
     settings, seeds = _settings(sampling, len(asked))
+    if matchers is not None:
+        matchers = check_matchers(matchers, len(asked), _is_single(prompts))
     places = _places(batch)
     before = _earlier(state, len(asked), n, places)
     _check_room(before, capacity)
@@ -205,6 +218,7 @@ def stream(
         settings=Settings(
             variant, Extras(logprobs, trace), scheduled, costs, deterministic
         ),
+        matchers=matchers,
     )
     return run(model, ids, call, transcripts, before)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dspark_jax.decoding.batch import Batch, HostRound, Settings
+from dspark_jax.decoding.matching import Guide, Matcher
 from dspark_jax.decoding.requests import Requests, holds_rows, select
 from dspark_jax.decoding.state import STOP
 from dspark_jax.memory import check_memory
@@ -29,6 +30,7 @@ class Call:
       budget: tokens a request may emit.
       places: requests decoded together at most.
       settings: what the rounds do.
+      matchers: of each request, or None where all are free.
     """
 
     sampling: Sequence[SamplingParams]
@@ -38,6 +40,7 @@ class Call:
     budget: int
     places: int
     settings: Settings
+    matchers: Sequence[Matcher | None] | None = None
 
 
 def run(
@@ -66,15 +69,20 @@ def run(
     # The request in each place, and those without one.
     inside, waiting = list(range(count)), deque(range(count, len(ids)))
     began = [(0.0, 0.0)] * len(ids)
+    guide = _guide(model, call, batch)
+    proposed: list[list[int]] = [[] for _ in range(count)]
 
     def take(out: HostRound, places: Sequence[int], first: bool) -> list:
         """Enters a round; (request, where it stands, shown text) of these places."""
         taken: list[tuple[int, ChatState, str]] = []
+        if guide is not None:
+            guide.take(out.emitted)
         for place in places:
             index = inside[place]
             transcript = transcripts[index]
             if transcript.done or not out.present[place]:
                 continue
+            proposed[place] = out.proposed[place]
             if first:
                 began[index] = time.perf_counter(), programs.seconds
             log = None
@@ -89,9 +97,10 @@ def run(
                 batch.end(place, len(batch.tokens[place]) - transcript.dropped)
         return taken
 
-    out, first = batch.start(ids[:count], [call.budget] * count), True
+    masks = None if guide is None else guide.first(range(count), batch.size)
+    out, first = batch.start(ids[:count], [call.budget] * count, masks), True
     while True:
-        if not waiting:
+        if not waiting and guide is None:
             batch.launch_ahead()
         taken, first = take(out, range(count), first), False
         while waiting:
@@ -100,18 +109,26 @@ def run(
             if not free:
                 break
             new = [waiting.popleft() for _ in free]
+            size = Buckets.fit(len(new), Buckets().batch) or len(new)
             for place, index in zip(free, new, strict=True):
                 inside[place] = index
-            size = Buckets.fit(len(new), Buckets().batch) or len(new)
+                if guide is not None:
+                    guide.join(place, *_rule(model, call, index))
+            masks = None if guide is None else guide.first(free, size)
             out = batch.join(
                 free,
                 [ids[index] for index in new],
                 [call.budget] * len(new),
                 select(call.requests, new, size),
+                masks,
             )
             taken += take(out, free, True)
-        batch.launch_ahead()
         over = all(transcripts[index].done for index in inside)
+        if guide is None:
+            batch.launch_ahead()
+        elif not over:
+            running = [not transcripts[index].done for index in inside]
+            batch.launch(guide.masks(proposed, running))
         if over:
             # A round launched for nothing belongs to the time, too.
             batch.settle()
@@ -160,6 +177,25 @@ def _log(out: HostRound, row: int, greedy: bool) -> RoundLog:
         confidence=tuple(out.confidence[row]),
         overlap=overlap,
     )
+
+
+def _guide(model: Model, call: Call, batch: Batch) -> Guide | None:
+    """What follows the matchers; None where no request has one."""
+    if call.matchers is None or all(one is None for one in call.matchers):
+        return None
+    rules = [_rule(model, call, index) for index in range(batch.count)]
+    matchers, stops = zip(*rules, strict=True)
+    vocab = model.spec.target.vocab_size
+    return Guide(matchers, stops, batch.size, vocab, call.draft_length)
+
+
+def _rule(
+    model: Model, call: Call, index: int
+) -> tuple[Matcher | None, Collection[int]]:
+    """A request's matcher, and the ids that end it."""
+    own = call.sampling[index].stop_ids
+    matcher = None if call.matchers is None else call.matchers[index]
+    return matcher, model.spec.target.eos_ids if own is None else own
 
 
 def _prepare(model: Model, count: int, call: Call, batch: Batch | None) -> Batch:

@@ -132,7 +132,10 @@ class Batch:
             self.state = self._programs.grow(state, capacity)
 
     def start(
-        self, prompts: Sequence[Sequence[int]], budgets: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        budgets: Sequence[int],
+        masks: np.ndarray | None = None,
     ) -> HostRound:
         """Feeds new tokens of every request and draws the first token after them.
 
@@ -140,6 +143,7 @@ class Batch:
           prompts: ids to add to each request; the last committed token of an
             earlier turn is fed again by itself, as it was never cached.
           budgets: tokens each request may emit.
+          masks: for the first tokens, see `prefill.begin`.
         """
         self.turn += 1
         self._flights.clear()
@@ -156,7 +160,7 @@ class Batch:
             pending.append([*known[-1:], *new])
             known.extend(new)
         self.state, out = self._prefill(
-            self._owned(), self._requests, pending, starts, budgets
+            self._owned(), self._requests, pending, starts, budgets, masks
         )
         out = self._programs.fetch(out)
         if self._choice is not None and out.offer is not None:
@@ -169,6 +173,7 @@ class Batch:
         prompts: Sequence[Sequence[int]],
         budgets: Sequence[int],
         requests: Requests,
+        masks: np.ndarray | None = None,
     ) -> HostRound:
         """Lets new requests take the places of ended ones, between two rounds.
 
@@ -180,6 +185,7 @@ class Batch:
           prompts: ids, one list a new request.
           budgets: tokens each may emit.
           requests: settings, padded to a batch bucket.
+          masks: as in `start`, padded likewise.
 
         Returns:
           The first token of each; other places emit nothing.
@@ -188,7 +194,8 @@ class Batch:
         whole = self._owned()
         size = requests.scale.shape[0]
         part = self._programs.init(size, whole.capacity, self.draft_length)
-        part, out = self._prefill(part, requests, prompts, [0] * len(prompts), budgets)
+        starts = [0] * len(prompts)
+        part, out = self._prefill(part, requests, prompts, starts, budgets, masks)
         for row, place in enumerate(places):
             whole = self._programs.insert(whole, part, row, place)
             self.tokens[place] = list(prompts[row])
@@ -202,8 +209,8 @@ class Batch:
             self._choice.join(self._launched, places, out.offer)
         return self._take(out, list(places))
 
-    def launch(self) -> None:
-        """Puts a round in flight."""
+    def launch(self, masks: np.ndarray | None = None) -> None:
+        """Puts a round in flight; see `round.decode_round` for `masks`."""
         self._launched += 1
         with TraceAnnotation("dspark.choose"):
             plan = self._next_plan()
@@ -215,6 +222,7 @@ class Batch:
                 self._settings.variant,
                 self._settings.extras,
                 plan,
+                masks,
             )
         self._flights.append((out, list(self._served)))
 
@@ -298,6 +306,7 @@ class Batch:
         pending: Sequence[Sequence[int]],
         starts: Sequence[int],
         budgets: Sequence[int],
+        masks: np.ndarray | None,
     ) -> tuple[DecodeState, RoundOut]:
         return prefill(
             self._spec,
@@ -310,6 +319,7 @@ class Batch:
             pending,
             starts,
             budgets,
+            masks,
         )
 
     def _take(self, out: RoundOut, rows: Sequence[int | None]) -> HostRound:
@@ -321,7 +331,7 @@ class Batch:
         if broken:
             raise ValueError(
                 f"requests {broken} got logits without a finite maximum (NaN, inf, or "
-                "every token excluded); check the weights and the filters"
+                "every token excluded); check the weights, the filters and the masks"
             )
         position = [len(known) for known in self.tokens]
         for row, new in enumerate(one.emitted):

@@ -31,6 +31,7 @@ def prefill(
     pending: Sequence[Sequence[int]],
     starts: Sequence[int],
     budgets: Sequence[int],
+    masks: np.ndarray | None = None,
 ) -> tuple[DecodeState, RoundOut]:
     """Feeds new tokens of requests and draws the first token after them.
 
@@ -45,6 +46,7 @@ def prefill(
       pending: ids to feed; requests beyond the list are idle.
       starts: positions that each of them has cached.
       budgets: tokens each may emit.
+      masks: for the first tokens, see `prefill.begin`.
 
     Returns:
       (state ready for rounds, what was drawn).
@@ -67,7 +69,7 @@ def prefill(
     logits = jnp.asarray(np.zeros((size, spec.target.vocab_size), np.float32))
     state, logits = _feed(params, programs, state, logits, pending, length)
     state, out = programs.begin(
-        params, state, logits, requests, is_noisy(variant), policy
+        params, state, logits, requests, is_noisy(variant), policy, masks
     )
     if not holds_rows(variant) and state.proposal is not None:
         # Greedy rounds carry no laws.

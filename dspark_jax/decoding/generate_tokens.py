@@ -11,8 +11,10 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from dspark_jax.decoding.extras import Extras
+from dspark_jax.decoding.masks import packed_in_program
 from dspark_jax.decoding.plans import check_seeds, make_plan, policy_length
 from dspark_jax.decoding.prefill import begin, feed
 from dspark_jax.decoding.publishing import RoundOut
@@ -78,6 +80,7 @@ def generate_tokens(
     verification: str = "exact",
     capacity: int | None = None,
     logprobs: bool = False,
+    allowed: jax.Array | None = None,
 ) -> TokensOut:
     """Generates in one program: prefill, then a loop of rounds on the device.
 
@@ -107,7 +110,13 @@ def generate_tokens(
       verification: "exact" or "shared_noise", see `stream`; a `variant` says it by
         itself.
       capacity: positions a request may commit; default P + max_new_tokens.
-      logprobs: whether to return log-probabilities of the emitted tokens.
+      logprobs: whether to return log-probabilities of the emitted tokens, under the
+        target's law at temperature 1 without filters and without `allowed`.
+      allowed: bool[B, V]. Tokens that each request may emit, from the first to the
+        last; a request needs a stop id among them to end before its budget. The
+        text has the law of the target so masked. A request that is allowed nothing
+        of what the target may say emits -1. What may follow depends on the text: see
+        `matchers` of `stream`.
 
     Returns:
       TokensOut.
@@ -134,6 +143,8 @@ def generate_tokens(
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"`max_new_tokens` is {max_new_tokens!r}; allowed: int >= 1")
     spec.check_params(params)
+    if allowed is not None:
+        _check_allowed(allowed, batch, spec.target.vocab_size)
     shared = check_verification(verification)
     if requests is None:
         sampling = sampling or SamplingParams()
@@ -147,8 +158,8 @@ def generate_tokens(
             seeds = sampling.seed
         requests = dataclasses.replace(requests, seeds=_seed_array(seeds, batch))
     elif variant is None:
-        allowed = ", ".join(get_args(Variant))
-        raise ValueError(f"`requests` needs `variant`, one of {allowed}")
+        names = ", ".join(get_args(Variant))
+        raise ValueError(f"`requests` needs `variant`, one of {names}")
     if shared and variant in ("sampled", "filtered"):
         raise ValueError(
             f"`variant` is {variant!r} with verification='shared_noise'; allowed: "
@@ -172,8 +183,12 @@ def generate_tokens(
     state, logits = _feed_all(spec, params, state, tokens, lengths, chunks, chunk)
     noisy, extras = is_noisy(variant), Extras(logprobs=logprobs)
     words = round_words(requests.seeds, state.length, n, noisy)
+    first_mask = masks = None
+    if allowed is not None:
+        first_mask = packed_in_program(allowed)
+        masks = jnp.repeat(first_mask[:, None], n + 1, axis=1)
     state, first = begin(
-        spec, params, state, logits, requests, words, n, variant, extras
+        spec, params, state, logits, requests, words, n, variant, extras, first_mask
     )
 
     if scheduled is not None:
@@ -191,7 +206,7 @@ def generate_tokens(
         state, emitted, scores, count = carry
         words = round_words(requests.seeds, state.length + 1, n, noisy)
         state, out = decode_round(
-            spec, params, state, requests, words, n, variant, extras, plan
+            spec, params, state, requests, words, n, variant, extras, plan, masks
         )
         return state, *_append(emitted, scores, count, out)
 
@@ -220,6 +235,21 @@ def _check_prompts(tokens: jax.Array, lengths: jax.Array) -> tuple[int, int]:
             f"int32[{tokens.shape[0]}]"
         )
     return tokens.shape[0], tokens.shape[1]
+
+
+def _check_allowed(allowed: jax.Array, batch: int, vocab: int) -> None:
+    if allowed.shape != (batch, vocab) or allowed.dtype != bool:
+        raise ValueError(
+            f"`allowed` is {allowed.dtype}{list(allowed.shape)}; it must be "
+            f"bool[{batch}, {vocab}]"
+        )
+    if isinstance(allowed, Tracer):
+        return
+    empty = np.flatnonzero(~np.asarray(allowed).any(1)).tolist()
+    if empty:
+        raise ValueError(
+            f"`allowed` has rows {empty} without a token; allow at least one in each"
+        )
 
 
 def _seed_array(seeds: Any, batch: int) -> jax.Array:

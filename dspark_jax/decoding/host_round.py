@@ -26,6 +26,7 @@ class HostRound:
         and without a confidence head.
       overlap: `sum_v min(p_v, q_v)` of those drafts' rows; empty lists unless traced,
         and where no rows are held.
+      proposed: the drafts that wait; empty lists unless the round had masks.
     """
 
     present: list[bool]
@@ -37,6 +38,7 @@ class HostRound:
     position: list[int]
     confidence: list[list[float]]
     overlap: list[list[float]]
+    proposed: list[list[int]]
 
 
 def read_round(out: RoundOut, rows: Sequence[int | None], count: int) -> HostRound:
@@ -54,6 +56,7 @@ def read_round(out: RoundOut, rows: Sequence[int | None], count: int) -> HostRou
     logprobs: list[list[float]] = [[] for _ in range(count)]
     confidence: list[list[float]] = [[] for _ in range(count)]
     overlap: list[list[float]] = [[] for _ in range(count)]
+    proposed: list[list[int]] = [[] for _ in range(count)]
     kept, drafted, finish = [0] * count, [0] * count, [0] * count
     present = [False] * count
 
@@ -70,12 +73,14 @@ def read_round(out: RoundOut, rows: Sequence[int | None], count: int) -> HostRou
         kept[row], drafted[row] = int(out.n_kept[at]), drafts
         finish[row] = int(out.finish[at])
         logprobs[row] = numbers(_host(out.logprobs), at, n)
+        if out.proposed is not None:
+            proposed[row] = np.asarray(out.proposed[at]).tolist()
         if trace is not None:
             confidence[row] = numbers(_host(trace.confidence), at, drafts)
             overlap[row] = numbers(_host(trace.overlap), at, drafts)
     return HostRound(
         present, emitted, kept, drafted, finish, logprobs, [0] * count, confidence,
-        overlap,
+        overlap, proposed,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from dspark_jax.decoding import laws
+from dspark_jax.decoding.masks import masked
 from dspark_jax.decoding.requests import Requests, Variant
 from dspark_jax.decoding.words import RoundWords
 from dspark_jax.models import dense
@@ -72,6 +73,7 @@ def judge(
     words: RoundWords,
     variant: Variant,
     wanted: Wanted,
+    masks: jax.Array | None = None,
 ) -> Judged:
     """Evaluates rows and judges the drafts in them.
 
@@ -87,6 +89,8 @@ def judge(
       words: of the round.
       variant: what the program can do.
       wanted: see there.
+      masks: uint32[B, n + 1, W]. Tokens that row j of a request may emit, see
+        `masks`; None: all of them. Scores and doubt are the unmasked target's.
     """
     taps = spec.taps if wanted.features else ()
     logits, features, pending = dense.evaluate(
@@ -111,8 +115,11 @@ def judge(
             d2t = params["draft"].get("d2t")
             drafted = spread(flat(proposal.weights), d2t, spec.target.vocab_size)
             drawn = (drafted, slot, per_row(proposal.offset))
+    lawful = logits
+    if masks is not None:
+        lawful = masked(spec, logits, masks[rows.request, rows.local_step])
     verdict = laws.verify(
-        spec, variant, logits, requests, rows.request, ids, drawn, is_verify, fresh
+        spec, variant, lawful, requests, rows.request, ids, drawn, is_verify, fresh
     )
     scores = laws.log_probabilities(logits, verdict.token) if wanted.scores else None
     doubt = laws.doubt(logits) if wanted.doubt else None

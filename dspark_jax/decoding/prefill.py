@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from dspark_jax.decoding import laws
 from dspark_jax.decoding.drafting import draft_next
 from dspark_jax.decoding.extras import NOTHING, Extras
+from dspark_jax.decoding.masks import check_masks, masked
 from dspark_jax.decoding.publishing import RoundOut, settle
 from dspark_jax.decoding.requests import Requests, Variant
 from dspark_jax.decoding.state import DecodeState
@@ -74,6 +75,7 @@ def begin(
     draft_length: int,
     variant: Variant,
     extras: Extras = NOTHING,
+    masks: jax.Array | None = None,
 ) -> tuple[DecodeState, RoundOut]:
     """Draws the token after the prompt and makes the first proposal.
 
@@ -88,8 +90,14 @@ def begin(
       variant: what the program can do.
       extras: what is wanted beside tokens; no draft was verified yet, so there is
         no trace.
+      masks: uint32[B, ceil(V / 32)]. Tokens that may come first, as in
+        `round.decode_round`; None: all.
     """
-    token, _, _ = laws.choose(spec, variant, logits, requests, words.fresh[:, 0])
+    lawful = logits
+    if masks is not None:
+        check_masks(spec, masks, logits.shape[0])
+        lawful = masked(spec, logits, masks)
+    token, _, _ = laws.choose(spec, variant, lawful, requests, words.fresh[:, 0])
     batch = token.shape[0]
     state, out = settle(
         state,

@@ -2,9 +2,9 @@
 
     init   (B, C, drafts?)                  empty caches
     feed   (B, C, drafts?, P)               a chunk of prompt tokens
-    begin  (B, C, n, noisy, policy?)        first token and first proposal
-    round  (B, C, n, variant, extras, plan?)  one round
-    insert (B, B', C, n, law?, memory?)     a request of B' into a batch of B
+    begin  (B, C, n, noisy, policy?, masked?)  first token and first proposal
+    round  (B, C, n, variant, extras, plan?, masked?)  one round
+    insert (B, B', C, n, what is kept)      a request of B' into a batch of B
 
 `begin` runs once a request, so one program serves every setting but shared noise; an
 option that is toggled costs one `round` program at most.
@@ -100,11 +100,12 @@ class Programs:
         requests: Requests,
         noisy: bool = False,
         policy: Scheduled | None = None,
+        masks: Any = None,
     ) -> tuple[DecodeState, RoundOut]:
         """See `prefill.begin`; state is donated, and has a memory for a policy."""
         n = state.counters.kept.shape[1]
 
-        def run(params, state, logits, requests):
+        def run(params, state, logits, requests, masks):
             words = round_words(requests.seeds, state.length, n, noisy)
             state, out = begin(
                 self._spec,
@@ -116,16 +117,18 @@ class Programs:
                 n,
                 "noisy_filtered" if noisy else "filtered",
                 Extras(logprobs=True),
+                masks,
             )
             if policy is not None:
                 state = with_memory(self._spec, policy, state, requests)
                 assert state.memory is not None
                 out = dataclasses.replace(out, offer=state.memory.newest)
-            return state, out
+            return state, _telling(state, out, masks)
 
         key = ("begin", state.anchor.shape[0], state.capacity, n, noisy)
         key = key if policy is None else (*key, policy)
-        return self._call(key, run, (params, state, logits, requests), (1,))
+        key = key if masks is None else (*key, "masked")
+        return self._call(key, run, (params, state, logits, requests, masks), (1,))
 
     def round(
         self,
@@ -135,33 +138,42 @@ class Programs:
         variant: Variant,
         extras: Extras,
         plan: Plan | None = None,
+        masks: Any = None,
     ) -> tuple[DecodeState, RoundOut]:
         """See `round.decode_round`; state is donated."""
         n = state.counters.kept.shape[1]
 
-        def run(params, state, requests, plan):
+        def run(params, state, requests, plan, masks):
             words = round_words(requests.seeds, state.length + 1, n, is_noisy(variant))
-            return decode_round(
-                self._spec, params, state, requests, words, n, variant, extras, plan
+            state, out = decode_round(
+                self._spec,
+                params,
+                state,
+                requests,
+                words,
+                n,
+                variant,
+                extras,
+                plan,
+                masks,
             )
+            return state, _telling(state, out, masks)
 
         key = ("round", state.anchor.shape[0], state.capacity, n, variant, extras)
         if plan is not None:
             key = (*key, plan.policy, plan.buckets, plan.total is None)
-        return self._call(key, run, (params, state, requests, plan), (1,))
+        key = key if masks is None else (*key, "masked")
+        return self._call(key, run, (params, state, requests, plan, masks), (1,))
 
     def insert(
         self, state: DecodeState, part: DecodeState, row: int, place: int
     ) -> DecodeState:
         """See `joining.insert`; state is donated."""
         sizes = state.anchor.shape[0], part.anchor.shape[0]
-        proposal = state.proposal
-        n = state.counters.kept.shape[1]
-        holds = proposal is not None and proposal.weights is not None
-        learned = state.memory is not None and state.memory.gate is not None
-        key = ("insert", *sizes, state.capacity, n, holds, state.memory is not None)
+        n, kept = state.counters.kept.shape[1], (state.proposal, state.memory)
+        key = ("insert", *sizes, state.capacity, n, jax.tree.structure(kept))
         at = [jnp.asarray(np.int32(i)) for i in (row, place)]
-        return self._call((*key, learned), insert, (state, part, *at), (0,))
+        return self._call(key, insert, (state, part, *at), (0,))
 
     def fetch(self, results: Any) -> Any:
         """Results of a program as numpy arrays; waits for them."""
@@ -215,3 +227,10 @@ class Programs:
             self._compiled[key] = program
             logger.info("compiled %s in %.1f s", key, took)
         return program(*args)
+
+
+def _telling(state: DecodeState, out: RoundOut, masks: Any) -> RoundOut:
+    """With masks the host needs the next drafts' ids."""
+    if masks is None or state.proposal is None:
+        return out
+    return dataclasses.replace(out, proposed=state.proposal.ids)

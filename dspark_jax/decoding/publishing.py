@@ -52,6 +52,7 @@ class RoundTrace:
         "logprobs",
         "trace",
         "offer",
+        "proposed",
     ],
     meta_fields=[],
 )
@@ -68,6 +69,7 @@ class RoundOut:
       logprobs: float32[B, T] of the emitted tokens, or None.
       trace: of the drafts that were verified, or None.
       offer: of the next proposal, where lengths are scheduled.
+      proposed: int32[B, n]. The next proposal's ids, where masks follow from them.
     """
 
     emitted: jax.Array
@@ -78,6 +80,7 @@ class RoundOut:
     logprobs: jax.Array | None = None
     trace: RoundTrace | None = None
     offer: Offer | None = None
+    proposed: jax.Array | None = None
 
 
 def settle(

@@ -17,6 +17,7 @@ from dspark_jax.decoding import schedule
 from dspark_jax.decoding.drafting import draft_next
 from dspark_jax.decoding.extras import NOTHING, Extras
 from dspark_jax.decoding.judging import Judged, Wanted, judge, judge_in_buckets
+from dspark_jax.decoding.masks import check_masks
 from dspark_jax.decoding.publishing import RoundOut, RoundTrace, settle
 from dspark_jax.decoding.requests import Requests, Variant, holds_rows
 from dspark_jax.decoding.schedule import Plan
@@ -41,6 +42,7 @@ def decode_round(
     variant: Variant,
     extras: Extras = NOTHING,
     plan: Plan | None = None,
+    masks: jax.Array | None = None,
 ) -> tuple[DecodeState, RoundOut]:
     """Runs one round for the whole batch.
 
@@ -55,11 +57,23 @@ def decode_round(
       extras: what is wanted beside tokens.
       plan: how many of them each request verifies, for a state with a memory; None:
         all of them.
+      masks: uint32[B, n + 1, ceil(V / 32)]. Bit i % 32 of word i // 32 set: token i
+        is allowed. Mask j is for the row that judges draft j, or for the fresh row
+        behind j drafts: what may follow the anchor and the first j drafts. It sets
+        the target's logits to -inf before temperature and filters; the draft's law
+        and log-probabilities stay unmasked. Behind a draft that its own mask excludes
+        nothing is emitted, and any mask will do. A row that allows nothing gives the
+        token -1. None: every token everywhere, at no cost.
 
     Returns:
       (state, what was emitted).
+
+    Raises:
+      ValueError: masks of another shape or type.
     """
     n, batch = draft_length, state.anchor.shape[0]
+    if masks is not None:
+        check_masks(spec, masks, batch, n + 1)
     proposal = _first(state.proposal, n) if n else None
     ids = jnp.zeros((batch, 0), jnp.int32) if proposal is None else proposal.ids
     block = jnp.concatenate([state.anchor[:, None], ids], axis=1)
@@ -79,6 +93,7 @@ def decode_round(
         words=words,
         variant=variant,
         wanted=wanted,
+        masks=masks,
     )
     if plan is None:
         counts = jnp.where(state.finish == RUNNING, n + 1, 0).astype(jnp.int32)
