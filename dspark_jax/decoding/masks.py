@@ -42,7 +42,7 @@ def packed_in_program(allowed: jax.Array) -> jax.Array:
     words = words_of(vocab)
     wide = jnp.pad(allowed, ((0, 0), (0, words * BITS - vocab)))
     bits = wide.reshape(batch, words, BITS).astype(jnp.uint32)
-    return jnp.sum(bits << jnp.arange(BITS, dtype=jnp.uint32), 2, dtype=jnp.uint32)
+    return jnp.sum(bits << _places(), 2, dtype=jnp.uint32)
 
 
 def check_masks(spec: Spec, masks: jax.Array, *lead: int) -> None:
@@ -70,7 +70,7 @@ def masked(spec: Spec, logits: jax.Array, masks: jax.Array) -> jax.Array:
 
     def op(logits: jax.Array, masks: jax.Array, *, axis_name: str | None):
         rows, width = logits.shape
-        bits = masks[:, :, None] >> jnp.arange(BITS, dtype=jnp.uint32)
+        bits = masks[:, :, None] >> _places()
         bits = (bits & 1).astype(bool).reshape(rows, -1)
         if axis_name is None:
             mine = bits[:, :width]
@@ -80,3 +80,8 @@ def masked(spec: Spec, logits: jax.Array, masks: jax.Array) -> jax.Array:
         return jnp.where(mine, logits, -jnp.inf)
 
     return over_vocabulary(spec, op, [logits], [masks], True)
+
+
+def _places() -> jax.Array:
+    """uint32[1, 1, 32]: 0 .. 31."""
+    return jnp.arange(BITS, dtype=jnp.uint32)[None, None]
