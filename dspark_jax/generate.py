@@ -189,12 +189,12 @@ def stream(
     asked: list[Prompt] = [prompts] if _is_single(prompts) else list(prompts)  # type: ignore[arg-type,list-item]
     if not asked:
         raise ValueError("`prompts` is empty; give at least one prompt")
+    if matchers is not None:
+        matchers = check_matchers(matchers, len(asked), _is_single(prompts))
     transcripts = [Transcript(tokenizer, stops, n) for _ in asked]
     if _is_single(prompts) and isinstance(sampling, SamplingParams):
         sampling = [sampling]
     settings, seeds = _settings(sampling, len(asked))
-    if matchers is not None:
-        matchers = check_matchers(matchers, len(asked), _is_single(prompts))
     places = _places(batch)
     before = _earlier(state, len(asked), n, places)
     _check_room(before, capacity)

@@ -179,5 +179,6 @@ def _library() -> Any:
 
 
 def _reason(matcher: Any) -> str:
-    """The first line of an error; the others describe the library's state."""
-    return str(matcher.get_error()).splitlines()[0]
+    """An error on one line, without the library's state behind it."""
+    message, *_ = str(matcher.get_error()).split("<state>")
+    return " ".join(message.split())

@@ -97,7 +97,7 @@ def run(
                 batch.end(place, len(batch.tokens[place]) - transcript.dropped)
         return taken
 
-    masks = None if guide is None else guide.first(range(count), batch.size)
+    masks = None if guide is None else guide.first()
     out, first = batch.start(ids[:count], [call.budget] * count, masks), True
     while True:
         if not waiting and guide is None:

@@ -109,9 +109,15 @@ class Guide:
         # Drafts that each matcher has accepted and no round has emitted yet.
         self._walked: list[list[int]] = [[] for _ in matchers]
 
-    def first(self, places: Sequence[int], size: int) -> np.ndarray:
-        """uint32[size, W]: what the first token may be of the requests in `places`."""
-        masks = np.full((size, self._shape[2]), FREE)
+    def first(
+        self, places: Sequence[int] | None = None, size: int | None = None
+    ) -> np.ndarray:
+        """uint32[size, W]: what first tokens may be, of the requests in `places`.
+
+        None: of all of them, with B rows.
+        """
+        masks = np.full((size or self._shape[0], self._shape[2]), FREE)
+        places = range(len(self._matchers)) if places is None else places
         for row, place in enumerate(places):
             matcher = self._matchers[place]
             if matcher is not None:

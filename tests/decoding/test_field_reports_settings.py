@@ -158,9 +158,9 @@ def test_fr22_depth_is_checked_before_tracing(compile_counter):
     assert out.counters.kept.shape == (1, 7)
 
 
-def test_fr53_grammar_is_refused(bytes_model, compile_counter):
+def test_fr53_the_name_of_an_option_for_grammars_is_told(bytes_model, compile_counter):
     compile_counter.restart()
-    with pytest.raises(ValueError, match="grammar"):
+    with pytest.raises(ValueError, match="`grammar` is not an option; give `matchers`"):
         dspark.generate(bytes_model, "p", grammar="root ::= x")
     assert compile_counter.programs == []
 

@@ -37,21 +37,20 @@ CONFIDENCE = np.asarray([-2.0, 2.0, 0.2], np.float32)
 PARTS, PROMPT, CAPACITY = 6, 2, 16
 
 
+THRESHOLD = Threshold(survival=0.5)
+
+
 @functools.cache
-def model(n, scheduled):
+def model(n):
     with np.errstate(divide="ignore"):
         logs = [np.log(table) for table in TABLES]
-    confidence = CONFIDENCE if scheduled else None
-    return dspark.testing.scripted_model(*logs, gamma=max(n, 1), confidence=confidence)
+    return dspark.testing.scripted_model(*logs, gamma=max(n, 1), confidence=CONFIDENCE)
 
 
 @functools.cache
-def programs(n, batch, policy):
-    """First token and round, compiled; both take masks."""
-    one = model(n, policy is not None)
-    plan = None
-    if policy is not None:
-        plan = Plan(None, None, policy, row_buckets(batch, n))
+def first_program(n, batch):
+    """Prompt and first token, compiled."""
+    one = model(n)
 
     def start(params, requests, words, masks):
         state = new_state(one.spec, batch, CAPACITY, n, stacked=False)
@@ -63,9 +62,19 @@ def programs(n, batch, policy):
         state, out = begin(
             one.spec, params, state, logits, requests, words, n, "sampled", masks=masks
         )
-        if policy is not None:
-            state = with_memory(one.spec, policy, state, requests)
-        return state, out
+        # Rounds of fixed length take no notice of it.
+        return (with_memory(one.spec, THRESHOLD, state, requests) if n else state), out
+
+    return quick_jit(start)
+
+
+@functools.cache
+def round_program(n, batch, policy):
+    """A round, compiled."""
+    one = model(n)
+    plan = None
+    if policy is not None:
+        plan = Plan(None, None, policy, row_buckets(batch, n))
 
     def go_on(params, state, requests, words, masks):
         return decode_round(
@@ -73,7 +82,7 @@ def programs(n, batch, policy):
             masks=masks,
         )  # fmt: skip
 
-    return one, quick_jit(start), quick_jit(go_on)
+    return quick_jit(go_on)
 
 
 def masked_law(n, rounds, policy=None, spoil=lambda masks: masks):
@@ -91,7 +100,8 @@ def masked_law(n, rounds, policy=None, spoil=lambda masks: masks):
             fresh=np.repeat(fresh, n + 1, 1), draft=np.repeat(drafts[:, None], n + 2, 1)
         )
 
-    one, start, go_on = programs(n, batch, policy)
+    params = model(n).params
+    start, go_on = first_program(n, batch), round_program(n, batch, policy)
     sampling = dspark.SamplingParams(temperature=1.0)
     packed = dspark.pack_requests([sampling], np.zeros((1, 2), np.uint32), ())
     requests = jax.tree.map(
@@ -99,7 +109,7 @@ def masked_law(n, rounds, policy=None, spoil=lambda masks: masks):
     )
     matchers = [Counting(GRAMMAR) for _ in range(batch)]
     guide = Guide(matchers, [()] * batch, batch, 3, n)
-    state, out = start(one.params, requests, words(take(1), take(n)), guide.first())
+    state, out = start(params, requests, words(take(1), take(n)), guide.first())
     texts = [[] for _ in range(batch)]
     drafted, broken = set(), set()
 
@@ -125,7 +135,7 @@ def masked_law(n, rounds, policy=None, spoil=lambda masks: masks):
         fresh, drafts = take(1), take(n if round_ + 1 < rounds else 0)
         if drafts.shape[1] < n:
             drafts = np.zeros((batch, n), np.uint32)
-        state, out = go_on(one.params, state, requests, words(fresh, drafts), masks)
+        state, out = go_on(params, state, requests, words(fresh, drafts), masks)
         drafted |= set(out.n_drafts.tolist())
         read(out)
     law = collections.Counter()
@@ -141,7 +151,10 @@ def error(n, rounds, policy=None, spoil=lambda masks: masks):
 
 @pytest.mark.parametrize(
     ("n", "rounds"),
-    [(0, 2), (1, 1), (2, 1), pytest.param(1, 2, marks=pytest.mark.slow)],
+    [
+        (2, 1),
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in [(0, 2), (1, 1), (1, 2)]),
+    ],
 )
 def test_emitted_law_is_the_masked_targets(n, rounds):
     law, _ = masked_law(n, rounds)
@@ -173,8 +186,17 @@ def test_control_masks_on_other_rows(spoil):
 
 def test_packed_rows_get_their_own_masks():
     """Requests that verify none, one or two drafts share the rows of a round."""
-    policy = Threshold(survival=0.5)
-    law, drafted = masked_law(2, 1, policy)
+    law, drafted = masked_law(2, 1, THRESHOLD)
     assert drafted == {0, 1, 2}
     assert distance(law, TABLES[0], GRAMMAR) < 1e-9
-    assert error(2, 1, policy, later) > 1e-2
+    assert error(2, 1, THRESHOLD, later) > 1e-2
+
+
+def nothing(masks):
+    return np.zeros_like(masks)
+
+
+def test_a_row_that_allows_nothing_gives_no_token():
+    law, _ = masked_law(2, 1, spoil=nothing)
+    # The first token had a mask of its own.
+    assert all(text[1:] == (-1,) for text in law)
