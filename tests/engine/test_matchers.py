@@ -203,3 +203,13 @@ def test_json_of_a_schema(model):
     assert outs[2].text in {a + b for a in ("yes", "no") for b in "!?"}
     assert [outs[i].finish_reason for i in (0, 2)] == ["stop", "stop"]
     assert matchers[0].finished and matchers[2].finished
+
+
+def test_requests_that_join_bring_their_matchers(model, reference):
+    """More prompts than places; texts end at different times, some are free."""
+    prompts = ["a", "hello there", "bc", "xyz" * 8, "d"]
+    grammars = [spelled("cat"), WORDS, None, spelled("a"), LETTERS]
+    matchers = [g and Counting(g) for g in grammars]
+    outs = generate(model, prompts, matchers=matchers, batch=2)
+    for prompt, out, grammar in zip(prompts, outs, grammars, strict=True):
+        assert out.tokens == reference(prompt, grammar)
