@@ -10,6 +10,7 @@ from dspark_jax.config import DraftConfig as DraftConfig
 from dspark_jax.config import RopeConfig as RopeConfig
 from dspark_jax.decoding.generate_tokens import TokensOut as TokensOut
 from dspark_jax.decoding.generate_tokens import generate_tokens as generate_tokens
+from dspark_jax.decoding.matching import Matcher as Matcher
 from dspark_jax.decoding.requests import pack_requests as pack_requests
 from dspark_jax.errors import CacheFull as CacheFull
 from dspark_jax.errors import CheckpointError as CheckpointError

@@ -19,6 +19,7 @@ EXPORTED = (
     "CheckpointError",
     "DraftShape",
     "Fixed",
+    "Matcher",
     "Model",
     "Piece",
     "Result",

@@ -55,3 +55,15 @@ def test_usage_examples_run(monkeypatch, capsys):
     names: dict = {}
     exec(compile(code, "docs/usage.md", "exec"), names)
     assert names["out"].tokens.shape == (2, 16)
+
+
+@pytest.mark.slow
+def test_structured_output_example_runs(monkeypatch):
+    pytest.importorskip("llguidance", reason="needs the extra `grammar`")
+    target = dspark.testing.tiny_config(eos_ids=(256,))
+    model = dspark.testing.tiny_model(target=target)
+    monkeypatch.setattr(dspark, "load", lambda name: model)
+    (code,) = _blocks("docs/structured_output.md")
+    names: dict = {}
+    exec(compile(code, "docs/structured_output.md", "exec"), names)
+    assert names["out"].text.startswith('{"city": "')
