@@ -20,6 +20,8 @@ from dspark_jax.generate import stream as stream
 from dspark_jax.model import Model as Model
 from dspark_jax.model import load as load
 from dspark_jax.model import make_model as make_model
+from dspark_jax.probe import deterministic_shapes as deterministic_shapes
+from dspark_jax.probe import probe as probe
 from dspark_jax.profile import profile as profile
 from dspark_jax.results import Piece as Piece
 from dspark_jax.results import Result as Result

@@ -15,7 +15,7 @@ from dspark_jax.config import require
 from dspark_jax.decoding.batch import Batch, Settings
 from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.matching import Matcher, check_matchers
-from dspark_jax.decoding.plans import check_seeds, policy_length
+from dspark_jax.decoding.plans import check_deterministic, check_seeds, policy_length
 from dspark_jax.decoding.requests import (
     check_verification,
     listed_requests,
@@ -121,10 +121,11 @@ def stream(
         so that a seed's text is the same at every draft length, in every batch and
         under every schedule; fewer drafts stand, and a token's law is the target's
         up to the resolution of the noise, see `pallas_kernels.noisy_argmax`.
-      deterministic: the same seeds give the same text, whatever the schedule. Always
-        met at a fixed draft length. Under a policy every round is evaluated in the
-        largest row count, which gives up most of what the policy saves; with tokens
-        drawn at a temperature only shared noise can meet it.
+      deterministic: the same seeds give the same text in every batch, and, greedy or
+        with shared noise, at every draft length and under every policy. Programs are
+        used that a probe found to give the same bits, see `probe`; others are padded.
+        With tokens drawn at a temperature and exact verification the draft length
+        must be fixed, and every call is padded to one size.
       stop: strings that end a request; the text ends before them.
       chat: render the model's chat template; False continues plain text.
       logprobs: return log-probabilities of the emitted tokens, under the
@@ -207,6 +208,8 @@ def stream(
     needs = [len(k) + len(i) for k, i in zip(known, ids, strict=True)]
     requests = listed_requests(settings, seeds, model.spec.target.eos_ids)
     variant = variant_of(settings, noisy)
+    if deterministic:
+        check_deterministic(scheduled, variant)
     check_seeds(scheduled, variant, requests.seeds)
     call = Call(
         sampling=settings,
@@ -215,10 +218,10 @@ def stream(
         capacity=_capacity(max(needs), max_new_tokens, capacity, limit),
         budget=max_new_tokens,
         places=places,
-        settings=Settings(
-            variant, Extras(logprobs, trace), scheduled, costs, deterministic
-        ),
+        settings=Settings(variant, Extras(logprobs, trace), scheduled, costs),
         matchers=matchers,
+        deterministic=deterministic,
+        fixed_capacity=capacity is not None,
     )
     return run(model, ids, call, transcripts, before)
 

@@ -49,6 +49,7 @@ class Model:
         """Sizes and settings, JSON-ready."""
         leaves = {k: flatten(v).values() for k, v in self.params.items()}
         target, draft = self.spec.target, self.spec.draft
+        known = self.programs.equivalence
         return {
             "name": self.name,
             "architecture": target.architecture,
@@ -61,6 +62,7 @@ class Model:
             "parameters": {k: sum(x.size for x in v) for k, v in leaves.items()},
             "bytes": {k: sum(x.nbytes for x in v) for k, v in leaves.items()},
             "programs": self.programs.count,
+            "equivalence": None if known is None else known.to_json(),
         }
 
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from dspark_jax.decoding.batch import Batch, HostRound, Settings
 from dspark_jax.decoding.matching import Guide, Matcher
 from dspark_jax.decoding.requests import Requests, holds_rows, select
+from dspark_jax.decoding.shapes import choose_shapes
 from dspark_jax.decoding.state import STOP
 from dspark_jax.memory import check_memory
 from dspark_jax.model import Model
+from dspark_jax.probe import equivalence_of
 from dspark_jax.results import ChatState, Piece, Result, RoundLog
 from dspark_jax.settings import Buckets, SamplingParams
 from dspark_jax.transcript import Transcript
@@ -31,6 +33,8 @@ class Call:
       places: requests decoded together at most.
       settings: what the rounds do.
       matchers: of each request, or None where all are free.
+      deterministic: see `stream`.
+      fixed_capacity: the capacity was asked for, and is not to be padded.
     """
 
     sampling: Sequence[SamplingParams]
@@ -41,6 +45,8 @@ class Call:
     places: int
     settings: Settings
     matchers: Sequence[Matcher | None] | None = None
+    deterministic: bool = False
+    fixed_capacity: bool = False
 
 
 def run(
@@ -64,8 +70,8 @@ def run(
     """
     programs, extras = model.programs, call.settings.extras
     compiled_before = programs.seconds
-    count = min(call.places, len(ids))
-    batch = _prepare(model, count, call, earlier)
+    batch = _prepare(model, min(call.places, len(ids)), call, earlier)
+    count = batch.count
     # The request in each place, and those without one.
     inside, waiting = list(range(count)), deque(range(count, len(ids)))
     began = [(0.0, 0.0)] * len(ids)
@@ -109,7 +115,9 @@ def run(
             if not free:
                 break
             new = [waiting.popleft() for _ in free]
-            size = Buckets.fit(len(new), Buckets().batch) or len(new)
+            # Of one shape where bits must not depend on who joins together.
+            least = batch.size if call.deterministic else len(new)
+            size = Buckets.fit(least, Buckets().batch) or least
             for place, index in zip(free, new, strict=True):
                 inside[place] = index
                 if guide is not None:
@@ -199,17 +207,35 @@ def _rule(
 
 
 def _prepare(model: Model, count: int, call: Call, batch: Batch | None) -> Batch:
-    """A batch for `count` requests, or the earlier one with new settings."""
-    spec, settings = model.spec, call.settings
+    """A batch for `count` requests or fewer, or the earlier one with new settings."""
+    spec, settings, capacity = model.spec, call.settings, call.capacity
+    sampled = holds_rows(settings.variant)
     size = Buckets.fit(count, Buckets().batch) or count
+    if batch is not None:
+        count, size = batch.count, batch.size
+        capacity = max(capacity, batch.capacity)
+    if call.deterministic:
+        shapes = choose_shapes(
+            spec,
+            equivalence_of(model),
+            count=size if batch is not None else count,
+            draft_length=call.draft_length,
+            capacity=capacity,
+            scheduled=settings.policy is not None,
+            one_size=sampled,
+            fixed_batch=batch is not None,
+            fixed_capacity=call.fixed_capacity,
+        )
+        settings = replace(settings, shapes=shapes)
+        size, capacity = shapes.batch, shapes.capacity
+        count = min(count, size)
     requests = select(call.requests, range(count), size)
     if batch is not None:
         batch.resettle(requests, settings)
-        batch.reserve(call.capacity)
+        batch.reserve(capacity)
         return batch
-    sampled = holds_rows(settings.variant)
-    check_memory(spec, size, call.capacity, call.draft_length, sampled)
+    check_memory(spec, size, capacity, call.draft_length, sampled)
     return Batch(
-        spec, model.params, model.programs, requests, count, call.capacity,
+        spec, model.params, model.programs, requests, count, capacity,
         call.draft_length, settings,
     )  # fmt: skip

@@ -31,6 +31,7 @@ from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import Requests, Variant, replaced
 from dspark_jax.decoding.schedule import Plan
+from dspark_jax.decoding.shapes import Shapes
 from dspark_jax.decoding.state import RUNNING, STOP, DecodeState
 from dspark_jax.models.params import Tree
 from dspark_jax.scheduling.cost_model import Costs, table_of
@@ -50,14 +51,14 @@ class Settings:
       extras: what is wanted beside tokens.
       policy: how many drafts a request verifies; None is all.
       costs: measured times, for policies that weigh them.
-      deterministic: see `plans.make_plan`.
+      shapes: sizes to keep to; None where bits may differ between sizes.
     """
 
     variant: Variant
     extras: Extras
     policy: Scheduled | None = None
     costs: Costs | None = None
-    deterministic: bool = False
+    shapes: Shapes | None = None
 
 
 class Batch:
@@ -115,7 +116,7 @@ class Batch:
             self.draft_length,
             table,
             settings.variant,
-            settings.deterministic,
+            settings.shapes and settings.shapes.rows,
         )
 
     @property
@@ -223,6 +224,7 @@ class Batch:
                 self._settings.extras,
                 plan,
                 masks,
+                self._settings.shapes and self._settings.shapes.rows[-1],
             )
         self._flights.append((out, list(self._served)))
 
@@ -320,6 +322,7 @@ class Batch:
             starts,
             budgets,
             masks,
+            self._settings.shapes,
         )
 
     def _take(self, out: RoundOut, rows: Sequence[int | None]) -> HostRound:

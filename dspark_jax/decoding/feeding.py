@@ -12,6 +12,7 @@ import numpy as np
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import Requests, Variant, holds_rows, is_noisy
+from dspark_jax.decoding.shapes import Shapes
 from dspark_jax.decoding.state import RUNNING, STOP, DecodeState, new_counters
 from dspark_jax.models.attention import block_fits, slots_for
 from dspark_jax.models.params import Tree
@@ -32,6 +33,7 @@ def prefill(
     starts: Sequence[int],
     budgets: Sequence[int],
     masks: np.ndarray | None = None,
+    shapes: Shapes | None = None,
 ) -> tuple[DecodeState, RoundOut]:
     """Feeds new tokens of requests and draws the first token after them.
 
@@ -47,6 +49,7 @@ def prefill(
       starts: positions that each of them has cached.
       budgets: tokens each may emit.
       masks: for the first tokens, see `prefill.begin`.
+      shapes: sizes to keep to.
 
     Returns:
       (state ready for rounds, what was drawn).
@@ -67,7 +70,8 @@ def prefill(
         counters=_zero_counters(size, n),
     )
     logits = jnp.asarray(np.zeros((size, spec.target.vocab_size), np.float32))
-    state, logits = _feed(params, programs, state, logits, pending, length)
+    sizes = shapes.prefill if shapes else Buckets().prefill
+    state, logits = _feed(params, programs, state, logits, pending, length, sizes)
     state, out = programs.begin(
         params, state, logits, requests, is_noisy(variant), policy, masks
     )
@@ -85,13 +89,13 @@ def _feed(
     logits: jax.Array,
     pending: Sequence[Sequence[int]],
     starts: np.ndarray,
+    sizes: Sequence[int],
 ) -> tuple[DecodeState, jax.Array]:
     """Feeds chunk by chunk; every chunk's window lies inside the cache.
 
     The smallest chunk is no longer than a tile, so it always fits.
     """
     lengths, done = starts.copy(), [0] * len(pending)
-    sizes = Buckets().prefill
     while True:
         left = max(len(p) - d for p, d in zip(pending, done, strict=True))
         if left == 0:

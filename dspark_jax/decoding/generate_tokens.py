@@ -15,7 +15,12 @@ from jax.core import Tracer
 
 from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.masks import packed_in_program
-from dspark_jax.decoding.plans import check_seeds, make_plan, policy_length
+from dspark_jax.decoding.plans import (
+    check_deterministic,
+    check_seeds,
+    make_plan,
+    policy_length,
+)
 from dspark_jax.decoding.prefill import begin, feed
 from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import (
@@ -28,6 +33,7 @@ from dspark_jax.decoding.requests import (
 )
 from dspark_jax.decoding.round import decode_round
 from dspark_jax.decoding.schedule import with_memory
+from dspark_jax.decoding.shapes import Shapes
 from dspark_jax.decoding.state import RUNNING, Counters, DecodeState, new_state
 from dspark_jax.decoding.words import fold_seeds, round_words
 from dspark_jax.models.attention import block_fits, slots_for
@@ -81,6 +87,7 @@ def generate_tokens(
     capacity: int | None = None,
     logprobs: bool = False,
     allowed: jax.Array | None = None,
+    shapes: Shapes | None = None,
 ) -> TokensOut:
     """Generates in one program: prefill, then a loop of rounds on the device.
 
@@ -117,6 +124,8 @@ def generate_tokens(
         text has the law of the target so masked. A request that is allowed nothing
         of what the target may say emits -1. What may follow depends on the text: see
         `matchers` of `stream`.
+      shapes: sizes to keep to, for the same text in every batch and under every
+        policy; see `deterministic_shapes`. The batch must be padded to theirs.
 
     Returns:
       TokensOut.
@@ -166,16 +175,25 @@ def generate_tokens(
             "'noisy', 'noisy_filtered', 'greedy'"
         )
 
+    if shapes is not None:
+        if batch != shapes.batch or (capacity or shapes.capacity) != shapes.capacity:
+            raise ValueError(
+                f"`shapes` is {shapes}, but the batch is {batch} and `capacity` is "
+                f"{capacity}; pad the prompts, and leave `capacity` out"
+            )
+        check_deterministic(scheduled, variant)
+        capacity = shapes.capacity
     plan = None
     if scheduled is not None:
         if costs is not None:
             costs = table_of(costs, batch)
-        plan = make_plan(spec, scheduled, batch, n, costs, variant)
+        rows = shapes and shapes.rows
+        plan = make_plan(spec, scheduled, batch, n, costs, variant, rows)
         check_seeds(scheduled, variant, requests.seeds)
     capacity = capacity or prompt + max_new_tokens
     if capacity < prompt:
         raise ValueError(f"`capacity` is {capacity}; allowed: at least {prompt}")
-    chunks, chunk = _chunks(prompt, capacity)
+    chunks, chunk = _chunks(prompt, capacity, shapes)
     state = new_state(spec, batch, capacity, n, is_stacked(params["target"]))
     state = dataclasses.replace(
         state, budget=jnp.full((batch,), max_new_tokens, jnp.int32)
@@ -199,6 +217,8 @@ def generate_tokens(
     zero = jnp.zeros((batch,), jnp.int32)
     emitted, scores, count = _append(emitted, scores, zero, first)
 
+    bucket = shapes and shapes.rows[-1]
+
     def running(carry: tuple) -> jax.Array:
         return jnp.any(carry[0].finish == RUNNING)
 
@@ -206,7 +226,17 @@ def generate_tokens(
         state, emitted, scores, count = carry
         words = round_words(requests.seeds, state.length + 1, n, noisy)
         state, out = decode_round(
-            spec, params, state, requests, words, n, variant, extras, plan, masks
+            spec,
+            params,
+            state,
+            requests,
+            words,
+            n,
+            variant,
+            extras,
+            plan,
+            masks,
+            bucket,
         )
         return state, *_append(emitted, scores, count, out)
 
@@ -263,9 +293,19 @@ def _seed_array(seeds: Any, batch: int) -> jax.Array:
     return seeds
 
 
-def _chunks(prompt: int, capacity: int) -> tuple[int, int]:
+def _chunks(
+    prompt: int, capacity: int, shapes: Shapes | None = None
+) -> tuple[int, int]:
     """How many equal chunks a prompt is fed in, and their size."""
     slots = slots_for(capacity)
+    if shapes is not None:
+        sizes = shapes.prefill
+        most = Buckets.fit(prompt, sizes) or sizes[-1]
+        for chunk in [size for size in reversed(sizes) if size <= most]:
+            chunks = math.ceil(prompt / chunk)
+            if block_fits((chunks - 1) * chunk, chunk, capacity, slots):
+                return chunks, chunk
+        raise ValueError(f"no chunk of {sizes} fits a capacity of {capacity}")
     chunks = math.ceil(prompt / Buckets().prefill[-1])
     while True:
         chunk = math.ceil(prompt / chunks)

@@ -57,7 +57,7 @@ def make_plan(
     draft_length: int,
     costs: CostTable | None,
     variant: Variant,
-    deterministic: bool = False,
+    rows: tuple[int, ...] | None = None,
 ) -> Plan:
     """The plan of all rounds, for lengths that are decided on the device.
 
@@ -68,19 +68,14 @@ def make_plan(
       draft_length: n.
       costs: measured times.
       variant: what the programs can do.
-      deterministic: evaluate every round in the largest row count, so that no bit
-        depends on which rows were worth it.
+      rows: row counts to keep to, see `shapes`; None: all of `row_buckets`.
 
     Raises:
       ValueError: costs that are missing, a gate that would bend sampling, or
         determinism where other lengths mean other random words.
     """
-    if deterministic and holds_rows(variant):
-        raise ValueError(
-            f"`deterministic` with `policy` {policy} and tokens drawn at a "
-            "temperature: the text depends on the lengths, and those on the machine's "
-            "timing; use Fixed, or verification='shared_noise'"
-        )
+    if rows is not None:
+        check_deterministic(policy, variant)
     if policy.needs_costs and costs is None:
         raise ValueError(
             f"`policy` is {policy} and weighs time; give `costs`, see `profile`"
@@ -91,8 +86,17 @@ def make_plan(
             "would look at what it decides about, and bias them; leave `causal` out, "
             "or use greedy decoding or verification='shared_noise'"
         )
-    buckets = row_buckets(batch, draft_length)
-    return Plan(costs, None, policy, buckets[-1:] if deterministic else buckets)
+    return Plan(costs, None, policy, rows or row_buckets(batch, draft_length))
+
+
+def check_deterministic(policy: Scheduled | None, variant: Variant) -> None:
+    """Refuses lengths that follow timings where they change random words."""
+    if policy is not None and holds_rows(variant):
+        raise ValueError(
+            f"`deterministic` with `policy` {policy} and tokens drawn at a "
+            "temperature: the text depends on the lengths, and those on the machine's "
+            "timing; use Fixed, or verification='shared_noise'"
+        )
 
 
 def row_buckets(batch: int, draft_length: int) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dspark_jax.decoding.equivalence import Equivalence
 from dspark_jax.decoding.extras import Extras
 from dspark_jax.decoding.joining import insert
 from dspark_jax.decoding.placement import places
@@ -45,6 +46,7 @@ class Programs:
 
     Attributes:
       seconds: time spent compiling so far.
+      equivalence: which evaluations give the same bits; None until it is asked for.
     """
 
     def __init__(self, spec: Spec, stacked: bool):
@@ -53,6 +55,7 @@ class Programs:
         self._stacked = stacked
         self._compiled: dict[tuple, Callable[..., Any]] = {}
         self.seconds = 0.0
+        self.equivalence: Equivalence | None = None
 
     @property
     def count(self) -> int:
@@ -139,6 +142,7 @@ class Programs:
         extras: Extras,
         plan: Plan | None = None,
         masks: Any = None,
+        bucket: int | None = None,
     ) -> tuple[DecodeState, RoundOut]:
         """See `round.decode_round`; state is donated."""
         n = state.counters.kept.shape[1]
@@ -156,12 +160,15 @@ class Programs:
                 extras,
                 plan,
                 masks,
+                bucket,
             )
             return state, _telling(state, out, masks)
 
         key = ("round", state.anchor.shape[0], state.capacity, n, variant, extras)
         if plan is not None:
             key = (*key, plan.policy, plan.buckets, plan.total is None)
+        elif bucket not in (None, self._spec.bucket(state.anchor.shape[0], n)):
+            key = (*key, bucket)
         key = key if masks is None else (*key, "masked")
         return self._call(key, run, (params, state, requests, plan, masks), (1,))
 

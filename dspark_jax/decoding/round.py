@@ -43,6 +43,7 @@ def decode_round(
     extras: Extras = NOTHING,
     plan: Plan | None = None,
     masks: jax.Array | None = None,
+    bucket: int | None = None,
 ) -> tuple[DecodeState, RoundOut]:
     """Runs one round for the whole batch.
 
@@ -64,6 +65,7 @@ def decode_round(
         and log-probabilities stay unmasked. Behind a draft that its own mask excludes
         nothing is emitted, and any mask will do. A row that allows nothing gives the
         token -1. None: every token everywhere, at no cost.
+      bucket: G without a plan, at least `spec.bucket`; None: that.
 
     Returns:
       (state, what was emitted).
@@ -97,7 +99,7 @@ def decode_round(
     )
     if plan is None:
         counts = jnp.where(state.finish == RUNNING, n + 1, 0).astype(jnp.int32)
-        bucket = spec.bucket(batch, n)
+        bucket = bucket or spec.bucket(batch, n)
         rows = uniform_rows(block, counts, state.length, spec.width, bucket)
         n_drafts = jnp.full((batch,), n, jnp.int32)
         judged = one(rows=rows, is_verify=rows.local_step < n)

@@ -127,10 +127,16 @@ def evaluate(
         else jnp.zeros((x.shape[0], 0), jnp.float32)
     )
     if logit_rows is not None:
-        x = jnp.take(x, logit_rows, axis=0, mode="clip")
+        # XLA on CPU multiplies one row in another order than two.
+        least = jnp.broadcast_to(logit_rows, (max(2, *logit_rows.shape),))
+        x = jnp.take(x, least, axis=0, mode="clip")
     norm = nnx.merge(norm_graph(config), params["norm"])
     logits = head_logits(config, norm(x), head_table(params))
-    return logits, features, pending
+    return (
+        logits[: len(logits if logit_rows is None else logit_rows)],
+        features,
+        pending,
+    )
 
 
 @functools.cache
