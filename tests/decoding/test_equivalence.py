@@ -219,9 +219,11 @@ def test_one_program_keeps_to_given_sizes(model, monkeypatch):
     )
     padded = jax.jit(lambda: run(shapes=shapes))()
     assert 6 in seen and 128 in seen
+    # Only the draft has four rows; without sizes the target's rounds have as many.
+    drafts = seen.count(4)
     seen.clear()
     plain = jax.jit(run)()
-    assert 6 not in seen and 128 not in seen
+    assert 128 not in seen and seen.count(4) > drafts
     np.testing.assert_array_equal(padded, plain)
     with pytest.raises(ValueError, match="shapes"):
         run(shapes=dataclasses.replace(shapes, batch=4))

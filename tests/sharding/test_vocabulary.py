@@ -1,6 +1,7 @@
 """A round on a mesh gathers no row over the vocabulary."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 import dspark_jax as dspark
 from dspark_jax.decoding import laws
 from dspark_jax.decoding.drafting import draft_next
+from dspark_jax.decoding.masks import masked, packed
 from dspark_jax.decoding.round import decode_round
 from dspark_jax.decoding.state import new_state
 from dspark_jax.decoding.words import round_words
@@ -35,7 +37,7 @@ def gathered_rows(text, widths):
     return {(name, shape) for name, shape in collectives(text) if set(shape) & widths}
 
 
-def compiled(model, variant):
+def compiled(model, variant, masks=None):
     spec = model.spec
     sampling = dspark.SamplingParams(temperature=1.0, top_k=5)
     asked = dspark.pack_requests(
@@ -44,7 +46,7 @@ def compiled(model, variant):
 
     def run(params, state):
         words = round_words(asked.seeds, state.length + 1, N)
-        return decode_round(spec, params, state, asked, words, N, variant)
+        return decode_round(spec, params, state, asked, words, N, variant, masks=masks)
 
     def first(params):
         state = new_state(spec, BATCH, 32, N, stacked=True)
@@ -82,5 +84,18 @@ def test_fr08_no_row_is_gathered(reduced, monkeypatch):
 @pytest.mark.slow
 def test_fr08_no_row_is_gathered_by_filters_and_greedy_rounds():
     model = on_mesh(one_device(), make_mesh(2, 4))
-    for variant in ("filtered", "greedy"):
-        assert gathered_rows(compiled(model, variant), {264, 66}) == set()
+    masks = np.full((BATCH, N + 1, 9), 5, np.uint32)
+    for variant, given in [("filtered", None), ("greedy", None), ("sampled", masks)]:
+        assert gathered_rows(compiled(model, variant, given), {264, 66}) == set()
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (1, 8), (1, 5)])
+def test_every_share_of_the_vocabulary_has_its_bits(shape):
+    spec = dataclasses.replace(one_device().spec, mesh=make_mesh(*shape))
+    rng = np.random.default_rng(0)
+    allowed, logits = rng.random((BATCH, 264)) < 0.5, rng.random((BATCH, 264))
+    out = jax.jit(functools.partial(masked, spec))(
+        logits.astype(np.float32), packed(allowed)
+    )
+    wanted = np.where(allowed, logits.astype(np.float32), -np.inf)
+    np.testing.assert_array_equal(out, wanted)
