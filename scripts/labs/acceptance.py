@@ -223,7 +223,7 @@ def _draw(path: Path, names: list[str], *laws: Law) -> None:
     save_figure(figure, path)
 
 
-def _law(text: str) -> Law:
+def law_of(text: str) -> Law:
     law = tuple(Fraction(part) for part in text.split(","))
     if min(law) < 0 or sum(law) != 1:
         raise argparse.ArgumentTypeError(f"{text}: weights >= 0 that sum to 1")
@@ -249,9 +249,9 @@ def main(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     third = tuple(Fraction(n, 6) for n in (3, 2, 1))
-    parser.add_argument("--target", type=_law, default=third, help="1/2,1/3,1/6")
+    parser.add_argument("--target", type=law_of, default=third, help="1/2,1/3,1/6")
     draft = tuple(Fraction(n, 6) for n in (2, 3, 1))
-    parser.add_argument("--draft", type=_law, default=draft, help="1/3,1/2,1/6")
+    parser.add_argument("--draft", type=law_of, default=draft, help="1/3,1/2,1/6")
     parser.add_argument("--alpha", type=_alpha, default=Fraction(9, 10))
     parser.add_argument("--penalty", type=float, default=5e-5, help="-ln alpha")
     parser.add_argument("--grid", type=int, default=6, help="parts of the grid's laws")
