@@ -82,6 +82,7 @@ class TimedPrograms(Programs):
         variant: Variant,
         extras: Extras,
         plan: Plan | None = None,
+        bucket: int | None = None,
     ) -> tuple[DecodeState, RoundOut]:
         """See `Programs.round`; rounds that follow a plan are not timed."""
         if plan is not None:
@@ -89,7 +90,7 @@ class TimedPrograms(Programs):
         drafts = state.counters.kept.shape[1]
         key: Key = (state.anchor.shape[0], state.capacity, drafts, variant)
         compiled, began = self.seconds, time.perf_counter()
-        result = super().round(params, state, requests, variant, extras)
+        result = super().round(params, state, requests, variant, extras, bucket=bucket)
         if self.seconds == compiled:
             self.calls.setdefault(key, []).append(time.perf_counter() - began)
         self._flying.append(key)
