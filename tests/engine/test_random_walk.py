@@ -160,7 +160,8 @@ def test_fr30_random_walk_over_row_counts_with_lengths_of_ones_own(
         used.append((bucket, total))
         mine = (bucket,) if on_host else buckets
         rows = jnp.int32(total) if on_host else None
-        return gamma, lengths, Plan(None, rows, policy, mine)
+        drafts = jnp.bool_(True) if on_host else None
+        return gamma, lengths, Plan(None, rows, policy, mine, drafts)
 
     committed, seen, state = walk(model, reference, rng, shape, policy)
     check(reference, committed, state)
