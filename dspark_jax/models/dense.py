@@ -72,7 +72,9 @@ def embed_rows(config: DecoderConfig, table: jax.Array, ids: jax.Array) -> jax.A
     """Embedded ids as the residual stream's start, float32[..., H]."""
     x = embed(table, ids)
     if config.architecture == "gemma4":
-        x = x * embed_scale(config.hidden_size, table.dtype.name)
+        whole = jnp.issubdtype(table.dtype, jnp.integer)
+        dtype = config.dtype if whole else table.dtype.name
+        x = x * embed_scale(config.hidden_size, dtype)
     return x
 
 

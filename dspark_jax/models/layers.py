@@ -3,7 +3,7 @@
 Activations are float32 throughout. A matrix product casts its input to the
 weight's dtype and accumulates in float32, so bfloat16 weights cost their own
 rounding and nothing else. Weights are `[out, in]`,
-or cut in panels (`panels`).
+or cut in panels (`panels`), or whole numbers (`int8`).
 """
 
 from __future__ import annotations
@@ -16,23 +16,27 @@ import numpy as np
 from flax import nnx
 
 from dspark_jax.config import RopeConfig
-from dspark_jax.models import panels
+from dspark_jax.models import int8, panels
+from dspark_jax.models.int8 import Int8
 from dspark_jax.models.params import Axes, declare
 
 # Norms sum at least this many rows at once.
 NORM_ROWS = 8
 
 
-def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
+def matmul(x: jax.Array, weight: jax.Array | Int8) -> jax.Array:
     """`x @ weight.T` accumulated in float32.
 
     Args:
       x: float32[..., in].
-      weight: [out, in], any float dtype, or its panels.
+      weight: [out, in], any float dtype, or its panels, or whole numbers.
 
     Returns:
       float32[..., out].
     """
+    if isinstance(weight, Int8):
+        flat = int8.product(x.reshape(-1, x.shape[-1]), weight)
+        return flat.reshape(*x.shape[:-1], weight.shape[0])
     out = panels.whole_shape(weight.shape)[0]
     if x.size == x.shape[-1] and weight.dtype != jnp.float32:
         # XLA on CPU has no fast path for one row of short floats (12-25x).
@@ -119,8 +123,10 @@ def rms_normalise(x: jax.Array, eps: float) -> jax.Array:
     return x * jax.lax.rsqrt(mean + jnp.float32(eps))
 
 
-def embed(table: jax.Array, ids: jax.Array) -> jax.Array:
+def embed(table: jax.Array | Int8, ids: jax.Array) -> jax.Array:
     """Rows `ids` of `table` as float32[..., H]."""
+    if isinstance(table, Int8):
+        return int8.rows_of(table, ids)
     return jnp.take(table, ids, axis=0, mode="clip").astype(jnp.float32)
 
 

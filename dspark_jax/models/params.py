@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dspark_jax.models import panels
+from dspark_jax.models import int8, panels
 
 Tree = dict[str, Any]
 Axes = tuple[str | None, ...]
@@ -95,31 +95,43 @@ def stack_shapes(shapes: Tree, axes: Tree, count: int) -> tuple[Tree, Tree]:
     return unflatten(stacked), unflatten(named)
 
 
-def for_cpu(params: Tree) -> Tree:
+def for_cpu(params: Tree, whole_numbers: bool = False) -> Tree:
     """`params` as decoding on a CPU wants them: layers listed, matrices cut.
 
     XLA on CPU copies a layer's weights out of a stack at each use, so separate
     arrays decode faster there; for the cut see `panels`. Doing it twice changes
     nothing.
+
+    Args:
+      params: of a target or a draft.
+      whole_numbers: matrices become `int8.Int8` instead, those outside of the
+        layers too; layers must be stacked.
     """
     groups: Tree = {}
+    form = _whole if whole_numbers else _cut
     for kind, stack in params.get("layers", {}).items():
-        groups[kind] = stack if is_listed(stack) else _split(stack)
-    return {**params, "layers": groups}
+        groups[kind] = stack if is_listed(stack) else _split(stack, form)
+    rest = {name: leaf for name, leaf in params.items() if name != "layers"}
+    if whole_numbers:
+        rest = unflatten({path: _whole(leaf) for path, leaf in flatten(rest).items()})
+    return {**rest, "layers": groups}
 
 
-def _split(stack: Tree) -> Tree:
+def _cut(leaf: jax.Array) -> jax.Array:
+    return panels.cut(leaf) if panels.can_cut(leaf) else leaf
+
+
+def _whole(leaf: jax.Array) -> Any:
+    return int8.quantise(leaf) if int8.can_quantise(leaf) else leaf
+
+
+def _split(stack: Tree, form: Callable[[jax.Array], Any]) -> Tree:
     flat = flatten(stack)
     count = next(iter(flat.values())).shape[0]
 
     def layer(index: int) -> Tree:
         leaves = {path: leaf[index] for path, leaf in flat.items()}
-        return unflatten(
-            {
-                path: panels.cut(leaf) if panels.can_cut(leaf) else leaf
-                for path, leaf in leaves.items()
-            }
-        )
+        return unflatten({path: form(leaf) for path, leaf in leaves.items()})
 
     return {str(index): layer(index) for index in range(count)}
 
