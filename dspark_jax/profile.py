@@ -57,7 +57,9 @@ def profile(
         measured anew.
 
     Returns:
-      A cost model, to be given to `generate` as `costs`.
+      A cost model, to be given to `generate` as `costs`. It follows what rounds take
+      there under `Budget`, where no text can depend on it: greedily and with shared
+      noise.
 
     Raises:
       ValueError: a model without a draft, or numbers out of range.
@@ -101,7 +103,7 @@ def profile(
             "variant": variant_of([sampling]),
         }
         found = cached_costs(cache, curve_key(fields, row_buckets(size, n)), measure)
-    return CostModel(found.curve, draft_ms=found.draft_ms)
+    return CostModel(found.curve, draft_ms=found.draft_ms, follows=True)
 
 
 def _measure(

@@ -19,6 +19,7 @@ from dspark_jax.cli.common import (
     DraftOption,
     DtypeOption,
     ModelOption,
+    WeightsOption,
     load_model,
     one_line_errors,
     use_compile_cache,
@@ -53,6 +54,7 @@ def bench(
     max_new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 96,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     dtype: DtypeOption = None,
+    weights: WeightsOption = "float",
     cache: CacheOption = None,
     compile_cache: CompileCacheOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -65,7 +67,7 @@ def bench(
         sampling = SamplingParams(temperature=temperature)
         texts = {} if random else held_out(prompts)
         use_compile_cache(compile_cache)
-        loaded = load_model(model, draft, dtype, cache)
+        loaded = load_model(model, draft, dtype, cache, weights=weights)
         timed = TimedPrograms(loaded.programs)
         loaded = dataclasses.replace(loaded, programs=timed)
         if random:

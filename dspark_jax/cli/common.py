@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import jax
 import typer
@@ -32,6 +32,10 @@ DraftLengthOption = Annotated[
 DtypeOption = Annotated[
     str | None,
     typer.Option("--dtype", help="float32, bfloat16 or float16; default: as stored."),
+]
+WeightsOption = Annotated[
+    str,
+    typer.Option("--weights", help="float, or int8: smaller and faster on a CPU."),
 ]
 ImplementationOption = Annotated[
     Implementation | None,
@@ -87,6 +91,7 @@ def load_model(
     dtype: str | None,
     cache: Path | None,
     implementation: Implementation | None = None,
+    weights: str = "float",
 ) -> Model:
     """Loads what the options name."""
     with working(f"loading {name}"):
@@ -94,6 +99,8 @@ def load_model(
             name,
             None if draft == "none" else draft,
             dtype=dtype,
+            # Anything else is refused by name.
+            weights=cast(Literal["float", "int8"], weights),
             implementation=implementation,
             cache_dir=cache,
         )

@@ -16,6 +16,7 @@ from dspark_jax.cli.common import (
     DtypeOption,
     ImplementationOption,
     ModelOption,
+    WeightsOption,
     load_model,
     one_line_errors,
     use_compile_cache,
@@ -52,6 +53,7 @@ def generate(
         bool, typer.Option(help="Use the chat template, or continue plain text.")
     ] = True,
     dtype: DtypeOption = None,
+    weights: WeightsOption = "float",
     implementation: ImplementationOption = None,
     cache: CacheOption = None,
     compile_cache: CompileCacheOption = None,
@@ -65,7 +67,7 @@ def generate(
         )
         check_verification(verification)
         use_compile_cache(compile_cache)
-        loaded = load_model(model, draft, dtype, cache, implementation)
+        loaded = load_model(model, draft, dtype, cache, implementation, weights)
         chosen, costs = policy_of(policy, loaded, draft_length, sampling)
         result = None
         for piece in stream(

@@ -29,13 +29,14 @@ from dspark_jax.decoding.host_round import HostRound, read_round
 from dspark_jax.decoding.plans import make_plan
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.publishing import RoundOut
-from dspark_jax.decoding.requests import Requests, Variant, replaced
+from dspark_jax.decoding.requests import Requests, Variant, holds_rows, replaced
 from dspark_jax.decoding.schedule import Plan
 from dspark_jax.decoding.shapes import Shapes
 from dspark_jax.decoding.state import RUNNING, STOP, DecodeState
 from dspark_jax.models.params import Tree
-from dspark_jax.scheduling.cost_model import Costs, table_of
+from dspark_jax.scheduling.cost_model import CostModel, Costs, table_of
 from dspark_jax.scheduling.policy import Budget, Scheduled
+from dspark_jax.scheduling.round_clock import RoundClock
 from dspark_jax.spec import Spec
 
 # Rounds in flight at most.
@@ -59,6 +60,15 @@ class Settings:
     policy: Scheduled | None = None
     costs: Costs | None = None
     shapes: Shapes | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flight:
+    """A round on its way: results, whose they are, and what it was to do."""
+
+    out: RoundOut
+    served: list[int]
+    plan: Plan | None
 
 
 class Batch:
@@ -97,8 +107,8 @@ class Batch:
         self._budget = [0] * count
         # Requests that a place has had.
         self._served = [0] * count
-        # Rounds, and whose they are: `_served` when they were launched.
-        self._flights: deque[tuple[RoundOut, list[int]]] = deque()
+        self._flights: deque[_Flight] = deque()
+        self._clock = RoundClock()
         self._launched = 0
 
     def resettle(self, requests: Requests, settings: Settings) -> None:
@@ -151,10 +161,10 @@ class Batch:
         self._launched = 0
         self._finish = [RUNNING] * self.count
         self._budget = list(budgets)
-        plan = self._plan
-        if plan is not None and isinstance(plan.policy, Budget):
-            assert plan.costs is not None
-            self._choice = HostChoice(plan.costs)
+        self._clock.restart()
+        self._choice, costs = None, self._settings.costs
+        if isinstance(self._settings.policy, Budget) and costs is not None:
+            self._choice = HostChoice(costs, self.size)
         starts = [max(len(known) - 1, 0) for known in self.tokens]
         pending: list[list[int]] = []
         for known, new in zip(self.tokens, prompts, strict=True):
@@ -226,7 +236,8 @@ class Batch:
                 masks,
                 self._settings.shapes and self._settings.shapes.rows[-1],
             )
-        self._flights.append((out, list(self._served)))
+        self._clock.launched()
+        self._flights.append(_Flight(out, list(self._served), plan))
 
     def launch_ahead(self) -> None:
         """Puts rounds in flight that some request will use, stop tokens aside.
@@ -243,13 +254,15 @@ class Batch:
 
     def receive(self) -> HostRound:
         """What the oldest round in flight emitted; waits for it."""
-        flight, served = self._flights.popleft()
+        flight = self._flights.popleft()
+        was_there = flight.out.emitted.is_ready()  # type: ignore[attr-defined]
         with TraceAnnotation("dspark.wait"):
-            out = self._programs.fetch(flight)
+            out = self._programs.fetch(flight.out)
+        self._observe(flight, self._clock.received(was_there))
         if self._choice is not None and out.offer is not None:
             self._choice.add(self._launched - len(self._flights), out.offer)
         rows = [
-            row if served[row] == now and self._finish[row] == RUNNING else None
+            row if flight.served[row] == now and self._finish[row] == RUNNING else None
             for row, now in enumerate(self._served)
         ]
         return self._take(out, rows)
@@ -270,8 +283,9 @@ class Batch:
 
     def settle(self) -> None:
         """Waits for the rounds in flight and drops what they emit."""
-        jax.block_until_ready([out for out, _ in self._flights])
+        jax.block_until_ready([flight.out for flight in self._flights])
         self._flights.clear()
+        self._clock.restart()
 
     def _next_plan(self) -> Plan | None:
         """What the next round does, where the host decides that."""
@@ -281,13 +295,30 @@ class Batch:
         waiting = np.zeros((self.size,), np.int64)
         running = np.zeros((self.size,), bool)
         for row, known in enumerate(self.tokens):
-            mine = [served[row] == self._served[row] for _, served in self._flights]
+            mine = [one.served[row] == self._served[row] for one in self._flights]
             waiting[row] = len(known) + sum(mine)
             running[row] = self._finish[row] == RUNNING
         total, drafts = self._choice.choose(self._launched, waiting, running)
         bucket = next((g for g in plan.buckets if g >= total), plan.buckets[-1])
         rows, drafting = jnp.asarray(np.int32(total)), jnp.asarray(np.bool_(drafts))
         return Plan(None, rows, plan.policy, (bucket,), drafting)
+
+    def _observe(self, flight: _Flight, round_ms: float | None) -> None:
+        """Tells the cost model what a round took, where no text depends on that.
+
+        Drawn text does, through the lengths: it would change with the machine's load.
+        """
+        costs, plan = self._settings.costs, flight.plan
+        if round_ms is None or not isinstance(costs, CostModel) or not costs.follows:
+            return
+        if plan is None or plan.drafts is None or holds_rows(self._settings.variant):
+            return
+        costs.observe_round(
+            requests=self._finish.count(RUNNING),
+            rows=plan.buckets[-1],
+            drafts=bool(plan.drafts),
+            round_ms=round_ms,
+        )
 
     def _left(self, row: int) -> int:
         """Tokens that a request may still emit."""

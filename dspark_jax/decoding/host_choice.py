@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dspark_jax.decoding.schedule import choose_on_host
-from dspark_jax.scheduling.cost_model import CostTable
+from dspark_jax.scheduling.cost_model import Costs, table_of
 from dspark_jax.scheduling.memory import Offer, require_older
 
 
@@ -32,9 +32,9 @@ class _Joined:
 class HostChoice:
     """Offers that came back, and what follows from them."""
 
-    def __init__(self, costs: CostTable):
-        """Knows no offer."""
-        self._costs = costs
+    def __init__(self, costs: Costs, size: int):
+        """Knows no offer; costs of up to `size` requests are read round by round."""
+        self._costs, self._size = costs, size
         self._offers: dict[int, Offer] = {}
         self._joined: dict[int, _Joined] = {}
         # Whether the round before the next one drafts.
@@ -77,7 +77,8 @@ class HostChoice:
         else:
             ones = np.ones_like(offer.values)
             offer = dataclasses.replace(offer, values=ones, usual=ones)
-        total, drafts = choose_on_host(offer, self._costs, launched)
+        costs = table_of(self._costs, self._size)
+        total, drafts = choose_on_host(offer, costs, launched)
         if not self._waits:
             # Nothing to verify: one row a request.
             total = int(np.sum(offer.live))

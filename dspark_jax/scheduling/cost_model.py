@@ -89,9 +89,10 @@ class CostModel:
       slope: of the rounds against the curve.
       sampler: what a round takes beside its forward pass and its draft.
       draft: what a proposal takes.
+      follows: whether the host loop may report its rounds here.
     """
 
-    def __init__(self, curve: Curve, *, draft_ms: float = 0.0):
+    def __init__(self, curve: Curve, *, draft_ms: float = 0.0, follows: bool = False):
         """Nothing observed yet: the curve is all there is.
 
         Raises:
@@ -104,6 +105,7 @@ class CostModel:
         self.slope = ForwardSlope()
         self.sampler = SamplerTime()
         self.draft = SamplerTime()
+        self.follows = follows
 
     def observe(
         self,
@@ -141,6 +143,25 @@ class CostModel:
         self.sampler.update(requests, sampler_ms)
         if draft_ms is not None:
             self.draft.update(requests, draft_ms)
+
+    def observe_round(
+        self, *, requests: int, rows: int, drafts: bool, round_ms: float
+    ) -> None:
+        """Takes in a round of which only the whole time is known.
+
+        What is not the proposal's, as far as that is known, counts as the forward
+        pass: the curve of `profile` is measured in the same way.
+
+        Args:
+          requests: see `observe`.
+          rows: likewise.
+          drafts: whether the round made a proposal.
+          round_ms: of the whole round on the device.
+        """
+        forward = round_ms - (self._draft(requests) if drafts else 0.0)
+        self.observe(
+            requests=requests, rows=rows, forward_ms=max(forward, 0.0), sampler_ms=0.0
+        )
 
     def round_ms(self, requests: int, rows: int, drafts: bool = True) -> float:
         """Milliseconds of a round, for reports: policies read the table.

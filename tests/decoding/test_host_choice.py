@@ -5,11 +5,11 @@ import pytest
 
 from dspark_jax.decoding.host_choice import HostChoice
 from dspark_jax.scheduling.budget import curve
-from dspark_jax.scheduling.cost_model import CostModel, table_of
+from dspark_jax.scheduling.cost_model import CostModel
 from dspark_jax.scheduling.memory import NewerProposal, Offer
 
 # A staircase whose second step pays only for good drafts.
-COSTS = table_of(CostModel(curve([2, 4, 6], [1.0, 1.5, 2.2]), draft_ms=0.0), 2)
+COSTS = CostModel(curve([2, 4, 6], [1.0, 1.5, 2.2]), draft_ms=0.0)
 RUN = np.array([True, True])
 
 
@@ -24,7 +24,7 @@ GOOD, BAD = [[0.95, 0.94]] * 2, [[0.1, 0.05]] * 2
 
 
 def choices(*offers):
-    out = HostChoice(COSTS)
+    out = HostChoice(COSTS, 2)
     for number, one in enumerate(offers):
         out.add(number, one)
     return out
@@ -78,8 +78,8 @@ def test_an_ended_request_is_not_asked_for_its_generation():
 
 def test_a_round_that_follows_none_has_one_row_a_request():
     """Drafts cost more than they usually bring, whatever the last ones promised."""
-    dear = table_of(CostModel(curve([2, 4, 6], [1.0, 1.1, 1.2]), draft_ms=1.5), 2)
-    one = HostChoice(dear)
+    dear = CostModel(curve([2, 4, 6], [1.0, 1.1, 1.2]), draft_ms=1.5)
+    one = HostChoice(dear, 2)
     for number in range(4):
         marks = (10 + 2 * number, 20 + 2 * number)
         one.add(number, offer(GOOD, marks, usual=BAD))
@@ -97,10 +97,28 @@ def test_a_round_that_follows_none_has_one_row_a_request():
 
 
 def test_a_probe_finds_out_whether_drafts_are_worth_it_again():
-    dear = table_of(CostModel(curve([2, 4, 6], [1.0, 1.1, 1.2]), draft_ms=0.8), 2)
-    one, found = HostChoice(dear), []
+    dear = CostModel(curve([2, 4, 6], [1.0, 1.1, 1.2]), draft_ms=0.8)
+    one, found = HostChoice(dear, 2), []
     for number in range(1, 205):
         one.add(number - 1, offer(BAD, (0, 0)))
         found.append(one.choose(number, np.array([10, 20]), RUN)[1])
     # 0.8 + 0.2 ms on top of 1.0, at most 1 % of the time: once in 100 rounds.
     assert [number for number, drafts in enumerate(found, 1) if drafts] == [1, 99, 199]
+
+
+def test_later_times_decide_later_rounds():
+    """Most rounds of six rows took far longer than they were measured at."""
+    costs = CostModel(curve([2, 4, 6], [1.4, 1.6, 2.2]), draft_ms=0.5)
+    one, fair = HostChoice(costs, 2), [[0.9, 0.75]] * 2
+    one.add(0, offer(fair))
+    assert one.choose(2, np.array([12, 22]), RUN) == (6, True)
+    for _ in range(10):
+        costs.observe_round(requests=2, rows=6, drafts=True, round_ms=2.7)
+    one.add(1, offer(fair, (12, 22)))
+    assert one.choose(3, np.array([14, 24]), RUN) == (6, True)
+    for _ in range(11):
+        costs.observe_round(requests=2, rows=6, drafts=True, round_ms=8.7)
+    # A millisecond a row: 5.3 tokens in 8.7 ms are fewer than 3.8 in 6.1.
+    assert costs.slope.value() == pytest.approx(1.0)
+    one.add(2, offer(fair, (14, 24)))
+    assert one.choose(4, np.array([16, 26]), RUN) == (4, True)

@@ -19,6 +19,7 @@ from dspark_jax.scheduling.cost_model import CostModel
 from dspark_jax.scheduling.gate import GateConfig
 from dspark_jax.scheduling.memory import NewerProposal
 from dspark_jax.scheduling.policy import Budget, EarlyStop, Gate, Threshold
+from dspark_jax.scheduling.round_clock import RoundClock
 
 N, NEW = 3, 18
 PROMPTS = ["ab", "hello there"]
@@ -241,3 +242,26 @@ def test_bad_policies(model):
     without = dataclasses.replace(model.spec, draft=silent)
     with pytest.raises(ValueError, match="confidence head"):
         dspark.generate(dataclasses.replace(model, spec=without), "a", policy=Budget())
+
+
+def test_costs_follow_the_rounds_where_no_text_depends_on_them(model, monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        CostModel, "observe_round", lambda self, **facts: told.append(facts)
+    )
+    # Every result is late and every round takes 7 ms.
+    monkeypatch.setattr(RoundClock, "received", lambda self, was_there: 7.0)
+    steps = curve(SIZES, [10.0, 10.5, 14.0, 15.0])
+    follows = CostModel(steps, draft_ms=1.0, follows=True)
+    results = generate(model, Budget(), follows)
+    rounds = max(one.stats.rounds for one in results)
+    assert len(told) == rounds
+    assert {one["rows"] for one in told} <= set(SIZES)
+    assert told[0]["requests"] == 2 and told[0]["round_ms"] == 7.0
+    told.clear()
+    drawn = dspark.SamplingParams(temperature=1.0, seed=1)
+    generate(model, Budget(), follows, sampling=drawn)
+    # A model that does not ask for it, and a table of one moment.
+    generate(model, Budget())
+    generate(model, Budget(), follows.table(len(PROMPTS)))
+    assert told == []
