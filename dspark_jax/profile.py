@@ -22,7 +22,7 @@ from dspark_jax.scheduling.budget import curve
 from dspark_jax.scheduling.cost_cache import Measured, cached_costs, curve_key
 from dspark_jax.scheduling.cost_model import CostModel
 from dspark_jax.scheduling.policy import Budget
-from dspark_jax.scheduling.profiling import profile_curve
+from dspark_jax.scheduling.profiling import take_turns
 from dspark_jax.settings import Buckets, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def profile(
 
     Programs that `generate` uses with `Budget` are compiled and run on the way; with
     other policies one more is compiled at their first use. Each time is a trimmed mean
-    of five (specification of scheduling, section 5.1).
+    of five, taken in turns (specification of scheduling, section 5.1).
 
     Args:
       model: with a draft.
@@ -114,13 +114,13 @@ def _measure(
     runs: dict[int, Callable[[], object]] = {
         rows: rounds.of(max(rows, size), rows) for rows in buckets
     }
-    drafted = profile_curve(runs)
     # One row a request, with a proposal and without: what a proposal takes.
-    without = profile_curve({buckets[0]: rounds.of(size, buckets[0], drafts=False)})
-    draft_ms = max(float(drafted.ms[0] - without.ms[0]) / CHAIN, 0.0)
-    times = np.maximum(np.asarray(drafted.ms) / CHAIN - draft_ms, 1e-3)
-    for rows, ms in zip(buckets, times, strict=True):
-        logger.info("%d rows: %.2f ms", rows, ms)
+    runs[0] = rounds.of(size, buckets[0], drafts=False)
+    ms = {rows: total / CHAIN for rows, total in take_turns(runs).items()}
+    draft_ms = max(ms[buckets[0]] - ms[0], 0.0)
+    times = [max(ms[rows] - draft_ms, 1e-3) for rows in buckets]
+    for rows, time in zip(buckets, times, strict=True):
+        logger.info("%d rows: %.2f ms", rows, time)
     logger.info("drafting: %.2f ms", draft_ms)
     return Measured(curve(buckets, times), draft_ms)
 

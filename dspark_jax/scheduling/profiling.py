@@ -32,18 +32,19 @@ def trimmed_mean(measured: Sequence[float], trim: int = 1) -> float:
     return sum(kept) / len(kept)
 
 
-def profile_curve(
+def take_turns(
     run: Mapping[int, Callable[[], object]],
     warmup: int = 1,
     measures: int = 5,
     trim: int = 1,
     *,
     clock: Callable[[], float] = time.perf_counter,
-) -> Curve:
-    """Times a compiled program of each size, the largest first.
+) -> dict[int, float]:
+    """Times compiled programs, the largest first, over and over.
 
-    The largest first, because it is the one that may not fit. A trimmed mean of a few
-    runs each (specification of scheduling, section 5.1).
+    The largest first, because it is the one that may not fit. In turns, so that a slow
+    moment of the machine falls on all of them. A trimmed mean of a few runs each
+    (specification of scheduling, section 5.1).
 
     Args:
       run: by size, a call that runs one step of so many rows and returns its arrays.
@@ -53,28 +54,43 @@ def profile_curve(
       clock: in seconds.
 
     Returns:
-      Milliseconds by size.
+      Milliseconds by size, increasing.
 
     Raises:
-      ValueError: no sizes, `warmup` < 0, nothing left after trimming, a size that
-        `curve` does not allow, a clock that did not move.
+      ValueError: no sizes, `warmup` < 0, nothing left after trimming.
     """
     require(len(run) > 0, "run", run, "one call or more, by size")
     require(warmup >= 0, "warmup", warmup, ">= 0")
     require(
         2 * trim < measures, "measures", measures, f"more than 2 x trim = {2 * trim}"
     )
-    times = {}
-    for size in sorted(run, reverse=True):
-        step = run[size]
+    order = sorted(run, reverse=True)
+    for size in order:
         for _ in range(warmup):
-            jax.block_until_ready(step())
-        measured = []
-        for _ in range(measures):
+            jax.block_until_ready(run[size]())
+    measured: dict[int, list[float]] = {size: [] for size in reversed(order)}
+    for _ in range(measures):
+        for size in order:
             start = clock()
             # A call comes back before its arrays are there.
-            jax.block_until_ready(step())
-            measured.append(1e3 * (clock() - start))
-        times[size] = trimmed_mean(measured, trim)
-    sizes = sorted(times)
-    return curve(np.array(sizes), [times[size] for size in sizes])
+            jax.block_until_ready(run[size]())
+            measured[size].append(1e3 * (clock() - start))
+    return {size: trimmed_mean(ms, trim) for size, ms in measured.items()}
+
+
+def profile_curve(
+    run: Mapping[int, Callable[[], object]],
+    warmup: int = 1,
+    measures: int = 5,
+    trim: int = 1,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Curve:
+    """The curve of what `take_turns` measures.
+
+    Raises:
+      ValueError: as there, a size that `curve` does not allow, a clock that did not
+        move.
+    """
+    times = take_turns(run, warmup, measures, trim, clock=clock)
+    return curve(np.array(list(times)), list(times.values()))

@@ -71,6 +71,7 @@ def test_a_folder_is_loaded_in_whole_numbers():
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="`weights` is 'int4'; allowed: 'float', "):
         dspark.load(PAIR / "target", weights="int4")
-    mesh = jax.make_mesh((1, 1), ("data", "tensor"))
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((1, 1), ("data", "tensor"), axis_types=auto)
     with pytest.raises(ValueError, match="`weights` is 'int8' with a mesh"):
         dspark.load(PAIR / "target", weights="int8", mesh=mesh)
