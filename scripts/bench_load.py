@@ -123,8 +123,8 @@ def measure(
     ways = ways_of(model, batch, options.lengths, options.policies)
     groups = groups_of(batch, options.groups or max(2, -(-10 // batch)))
     for name, way in ways.items():
-        # Compiled, and run once.
-        run(model, [text for _, text in groups[0]], 8, way)
+        # Compiled, and run as long as later: the first run of a program is slower.
+        run(model, [text for _, text in groups[0]], options.tokens, way)
         console.print(f"batch {batch}, {name}: compiled", style="dim")
     totals: dict[tuple[str, str], Total] = {}
     different = 0
