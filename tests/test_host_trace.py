@@ -24,6 +24,7 @@ def test_marks_add_up():
         per_round({**marks, "wait": marks["wait"][:1]})
 
 
+@pytest.mark.slow  # The profiler takes its time.
 def test_every_round_of_a_run_is_marked(tmp_path):
     model = dspark.testing.tiny_model()
     options = dict(max_new_tokens=12, chat=False, draft_length=2)

@@ -235,6 +235,7 @@ def test_one_program_keeps_to_given_sizes(model, monkeypatch):
         run(shapes=shapes, capacity=64)
 
 
+@pytest.mark.slow
 def test_what_was_found_is_kept_in_a_file(tmp_path, model, monkeypatch):
     path = tmp_path / "probe.json"
     key = {"device": "one", "inputs": 2}

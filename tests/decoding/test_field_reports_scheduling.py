@@ -56,6 +56,7 @@ def cycle(confidence):
     )
 
 
+@pytest.mark.slow
 def test_fr24_through_the_rounds():
     # Given the token before it: 0.9 after 0, then such that survivals are as above.
     given = np.asarray([*SURVIVAL, 0.5]) / np.asarray([1.0, *SURVIVAL])

@@ -96,6 +96,7 @@ def check(out, allowed, greedy):
     )
 
 
+@pytest.mark.slow
 def test_shared_noise_gives_one_masked_text_at_every_length():
     allowed = allowed_rows()
     plain, drafted = (text(n, allowed, "noisy") for n in (0, N))

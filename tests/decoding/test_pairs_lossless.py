@@ -68,6 +68,7 @@ def test_the_joint_law_is_the_product(policy, rounds):
     assert len({(len(a), len(b)) for a, b in law}) > 3
 
 
+@pytest.mark.slow
 def test_control_rows_shared_by_what_comes_later(monkeypatch):
     """A draft ranked by its whole block's survival knows the token it is about."""
     real = decide.share

@@ -69,7 +69,9 @@ def source(values, generation, made):
 @pytest.mark.parametrize(
     ("ahead", "rows", "division"),
     [
-        (1, "host_caught_up", "host_allocation_from"),
+        pytest.param(
+            1, "host_caught_up", "host_allocation_from", marks=pytest.mark.slow
+        ),
         (2, "host_one_step_behind", "device_allocation_from"),
     ],
 )
