@@ -1,15 +1,19 @@
 """Fixed draft lengths against policies, by how many requests are decoded together.
 
-For each batch size the held-out prompts are decoded with every fixed length (0 is
-plain decoding) and with every policy, taking turns group by group: a slow minute
-of the machine falls on all. Stop tokens are ignored, so that the load stays what it
-says.
+For each batch size held-out prompts are decoded with every fixed length (0 is plain
+decoding) and with every policy, taking turns: a slow minute of the machine falls on
+all. There are more prompts than places, so that a place is given to the next one when a
+request ends and the load stays what it says but for the last few. Stop tokens are
+ignored.
 
-    python scripts/bench_load.py --batches 1 2 4 --tokens 64 --groups 2
+    python scripts/bench_load.py --batches 1 4 --tokens 64 --turns 2
+
+A process of its own for each of the larger sizes keeps below the number of memory maps
+that Linux allows: every compiled program takes some.
 
 Printed for each, batch size by batch size: tokens a second over all requests together,
 how many drafts were verified and how many tokens came out of a round and request, and
-tokens a second domain by domain (each request's share of its group's time).
+with one place tokens a second domain by domain against plain decoding.
 """
 
 from __future__ import annotations
@@ -58,8 +62,8 @@ class Total:
         }
 
 
-def groups_of(batch: int, count: int) -> list[list[tuple[str, str]]]:
-    """`count` groups of `batch` held-out (domain, prompt) pairs, domains in turn."""
+def prompts_for(count: int) -> list[tuple[str, str]]:
+    """`count` held-out (domain, prompt) pairs, domains in turn."""
     texts = held_out()
     longest = max(len(texts[domain]) for domain in DOMAINS)
     line = [
@@ -69,8 +73,7 @@ def groups_of(batch: int, count: int) -> list[list[tuple[str, str]]]:
         if row < len(texts[domain])
     ]
     # More than there are: begin again.
-    line *= -(-batch * count // len(line))
-    return [line[i * batch : (i + 1) * batch] for i in range(count)]
+    return (line * -(-count // len(line)))[:count]
 
 
 def ways_of(
@@ -98,50 +101,51 @@ def ways_of(
 
 
 def run(
-    model: dspark.Model, prompts: list[str], tokens: int, options: dict[str, Any]
+    model: dspark.Model, prompts: list[str], batch: int, tokens: int, way: dict
 ) -> tuple[list[dspark.Result], float]:
-    """Results of a group, and seconds without compilation and prefill."""
-    greedy = dspark.SamplingParams(stop_ids=())
-    settings = dict(sampling=greedy, max_new_tokens=tokens, capacity=CAPACITY)
-    results: dict[int, dspark.Result] = {}
-    began, compiled = None, 0.0
-    for piece in dspark.stream(model, prompts, **settings, **options):
-        if began is None:
-            # The first tokens come out of the prefill.
-            began, compiled = time.perf_counter(), model.programs.seconds
-        if piece.result is not None:
-            results[piece.index] = piece.result
-    assert began is not None
-    spent = time.perf_counter() - began - (model.programs.seconds - compiled)
-    return [results[i] for i in range(len(prompts))], spent
+    """Results of all prompts, and seconds without compilation."""
+    began, compiled = time.perf_counter(), model.programs.seconds
+    results = dspark.generate(
+        model,
+        prompts,
+        batch=batch,
+        max_new_tokens=tokens,
+        sampling=dspark.SamplingParams(stop_ids=()),
+        capacity=CAPACITY,
+        **way,
+    )
+    return results, time.perf_counter() - began - (model.programs.seconds - compiled)
 
 
 def measure(
     model: dspark.Model, batch: int, options: argparse.Namespace, console: Console
 ) -> dict[str, Any]:
-    """One batch size: totals by way and domain, and whether all texts agree."""
+    """One batch size: totals by way, and whether all texts agree."""
     ways = ways_of(model, batch, options.lengths, options.policies)
-    groups = groups_of(batch, options.groups or max(2, -(-10 // batch)))
+    pairs = prompts_for(max(10, options.fill * batch))
+    prompts = [text for _, text in pairs]
     for name, way in ways.items():
-        # Compiled, and run as long as later: the first run of a program is slower.
-        run(model, [text for _, text in groups[0]], options.tokens, way)
+        # Compiled, and run once: the first run of a program is slower.
+        run(model, prompts[: 2 * batch], batch, options.tokens, way)
         console.print(f"batch {batch}, {name}: compiled", style="dim")
     totals: dict[tuple[str, str], Total] = {}
     different = 0
-    for turn, group in enumerate(groups):
+    for turn in range(options.turns):
         texts = {}
         names = list(ways)
         for name in names if turn % 2 == 0 else names[::-1]:
-            prompts = [text for _, text in group]
-            results, seconds = run(model, prompts, options.tokens, ways[name])
-            for (domain, _), result in zip(group, results, strict=True):
-                for key in ((name, "all"), (name, domain)):
-                    totals.setdefault(key, Total()).add(result, seconds / batch)
+            results, seconds = run(model, prompts, batch, options.tokens, ways[name])
+            for (domain, _), result in zip(pairs, results, strict=True):
+                share = seconds / len(prompts)
+                totals.setdefault((name, "all"), Total()).add(result, share)
+                if batch == 1:
+                    own = (len(result.tokens) - 1) / result.stats.tokens_per_second
+                    totals.setdefault((name, domain), Total()).add(result, own)
             texts[name] = [result.tokens for result in results]
         first = texts[names[0]]
-        for row in range(batch):
+        for row in range(len(prompts)):
             different += any(text[row] != first[row] for text in texts.values())
-        console.print(f"batch {batch}: group {turn + 1} of {len(groups)}", style="dim")
+        console.print(f"batch {batch}: turn {turn + 1} of {options.turns}", style="dim")
     figures = {
         name: {
             domain: totals[name, domain].to_json()
@@ -150,7 +154,7 @@ def measure(
         }
         for name in ways
     }
-    requests = batch * len(groups)
+    requests = len(prompts) * options.turns
     return {"batch": batch, "requests": requests, "ways": figures,
             "different_texts": different}  # fmt: skip
 
@@ -193,7 +197,8 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="*", default=[0, 1, 2, 3, 5])
     parser.add_argument("--policies", nargs="*", default=["budget", "gate"])
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--groups", type=int, help="default: for ten requests or more")
+    parser.add_argument("--fill", type=int, default=4, help="prompts a place")
+    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     console = Console()
