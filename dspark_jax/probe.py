@@ -63,9 +63,11 @@ def probe(
     Example:
       >>> import dspark_jax as dspark
       >>> model = dspark.testing.tiny_model("gemma4")
-      >>> known = dspark.probe(model, needs=[128], draft_length=0, inputs=2)
+      >>> known = dspark.probe(
+      ...     model, needs=[128], draft_length=0, batch=1, capacity=128, inputs=1
+      ... )
       >>> known.inputs, len(known.groups) >= 2
-      (2, True)
+      (1, True)
     """
     n = model.spec.check_draft_length(draft_length)
     known = Equivalence(

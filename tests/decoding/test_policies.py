@@ -244,24 +244,35 @@ def test_bad_policies(model):
         dspark.generate(dataclasses.replace(model, spec=without), "a", policy=Budget())
 
 
-def test_costs_follow_the_rounds_where_no_text_depends_on_them(model, monkeypatch):
-    told = []
+@pytest.fixture
+def told(monkeypatch):
+    """What rounds report, as if every result were late and every round took 7 ms."""
+    facts = []
     monkeypatch.setattr(
-        CostModel, "observe_round", lambda self, **facts: told.append(facts)
+        CostModel, "observe_round", lambda self, **fact: facts.append(fact)
     )
-    # Every result is late and every round takes 7 ms.
     monkeypatch.setattr(RoundClock, "received", lambda self, was_there: 7.0)
-    steps = curve(SIZES, [10.0, 10.5, 14.0, 15.0])
-    follows = CostModel(steps, draft_ms=1.0, follows=True)
-    results = generate(model, Budget(), follows)
+    return facts
+
+
+FOLLOWS = CostModel(curve(SIZES, [10.0, 10.5, 14.0, 15.0]), draft_ms=1.0, follows=True)
+
+
+def test_costs_follow_the_rounds(model, told):
+    results = generate(model, Budget(), FOLLOWS)
     rounds = max(one.stats.rounds for one in results)
     assert len(told) == rounds
     assert {one["rows"] for one in told} <= set(SIZES)
     assert told[0]["requests"] == 2 and told[0]["round_ms"] == 7.0
     told.clear()
-    drawn = dspark.SamplingParams(temperature=1.0, seed=1)
-    generate(model, Budget(), follows, sampling=drawn)
     # A model that does not ask for it, and a table of one moment.
     generate(model, Budget())
-    generate(model, Budget(), follows.table(len(PROMPTS)))
+    generate(model, Budget(), FOLLOWS.table(len(PROMPTS)))
+    assert told == []
+
+
+@pytest.mark.slow
+def test_costs_do_not_follow_where_text_would_depend_on_them(model, told):
+    drawn = dspark.SamplingParams(temperature=1.0, seed=1)
+    generate(model, Budget(), FOLLOWS, sampling=drawn)
     assert told == []
