@@ -64,11 +64,15 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class _Flight:
-    """A round on its way: results, whose they are, and what it was to do."""
+    """A round on its way: results, whose they are, and what the host chose for it.
+
+    `choice` is its rows and whether it drafts, numbers of the host:
+    asking the plan's arrays could wait for the round behind.
+    """
 
     out: RoundOut
     served: list[int]
-    plan: Plan | None
+    choice: tuple[int, bool] | None
 
 
 class Batch:
@@ -224,7 +228,7 @@ class Batch:
         """Puts a round in flight; see `round.decode_round` for `masks`."""
         self._launched += 1
         with TraceAnnotation("dspark.choose"):
-            plan = self._next_plan()
+            plan, choice = self._next_plan()
         with TraceAnnotation("dspark.launch"):
             self.state, out = self._programs.round(
                 self._params,
@@ -237,7 +241,7 @@ class Batch:
                 self._settings.shapes and self._settings.shapes.rows[-1],
             )
         self._clock.launched()
-        self._flights.append(_Flight(out, list(self._served), plan))
+        self._flights.append(_Flight(out, list(self._served), choice))
 
     def launch_ahead(self) -> None:
         """Puts rounds in flight that some request will use, stop tokens aside.
@@ -287,11 +291,11 @@ class Batch:
         self._flights.clear()
         self._clock.restart()
 
-    def _next_plan(self) -> Plan | None:
-        """What the next round does, where the host decides that."""
+    def _next_plan(self) -> tuple[Plan | None, tuple[int, bool] | None]:
+        """What the next round does, and what of that the host chose."""
         plan = self._plan
         if plan is None or self._choice is None:
-            return plan
+            return plan, None
         waiting = np.zeros((self.size,), np.int64)
         running = np.zeros((self.size,), bool)
         for row, known in enumerate(self.tokens):
@@ -301,23 +305,22 @@ class Batch:
         total, drafts = self._choice.choose(self._launched, waiting, running)
         bucket = next((g for g in plan.buckets if g >= total), plan.buckets[-1])
         rows, drafting = jnp.asarray(np.int32(total)), jnp.asarray(np.bool_(drafts))
-        return Plan(None, rows, plan.policy, (bucket,), drafting)
+        plan = Plan(None, rows, plan.policy, (bucket,), drafting)
+        return plan, (total, drafts)
 
     def _observe(self, flight: _Flight, round_ms: float | None) -> None:
         """Tells the cost model what a round took, where no text depends on that.
 
         Drawn text does, through the lengths: it would change with the machine's load.
         """
-        costs, plan = self._settings.costs, flight.plan
+        costs, requests = self._settings.costs, self._finish.count(RUNNING)
         if round_ms is None or not isinstance(costs, CostModel) or not costs.follows:
             return
-        if plan is None or plan.drafts is None or holds_rows(self._settings.variant):
+        if flight.choice is None or holds_rows(self._settings.variant):
             return
+        rows, drafts = flight.choice
         costs.observe_round(
-            requests=self._finish.count(RUNNING),
-            rows=plan.buckets[-1],
-            drafts=bool(plan.drafts),
-            round_ms=round_ms,
+            requests=requests, rows=rows, drafts=drafts, round_ms=round_ms
         )
 
     def _left(self, row: int) -> int:
@@ -364,7 +367,7 @@ class Batch:
         broken = [i for i, row in enumerate(one.emitted) if row and min(row) < 0]
         if broken:
             raise ValueError(
-                f"requests {broken} got logits without a finite maximum (NaN, inf, or "
+                f"places {broken} got logits without a finite maximum (NaN, inf, or "
                 "every token excluded); check the weights, the filters and the masks"
             )
         position = [len(known) for known in self.tokens]

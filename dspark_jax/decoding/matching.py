@@ -184,14 +184,14 @@ class Guide:
         """The mask of a row that certainly emits a token."""
         if matcher.finished:
             raise ValueError(
-                f"the matcher of request {row} has finished but the request runs on; "
+                f"the matcher in place {row} has finished but the request runs on; "
                 "the token that ends its text must be one of the request's stop ids, "
                 f"which are {sorted(self._stop_ids[row])}"
             )
         mask = self._ask(row, matcher)
         if not mask.any():
             raise ValueError(
-                f"the matcher of request {row} allows no token; where its text is "
+                f"the matcher in place {row} allows no token; where its text is "
                 "complete it must allow one of the request's stop ids, which are "
                 f"{sorted(self._stop_ids[row])}"
             )
@@ -206,7 +206,7 @@ class Guide:
             mask[-1] &= self._last
             return mask
         raise ValueError(
-            f"the matcher of request {row} allows {allowed.dtype}"
+            f"the matcher in place {row} allows {allowed.dtype}"
             f"{list(allowed.shape)}; it must be bool[{self._vocab}] or "
             f"uint32[{self._shape[2]}]"
         )
@@ -214,7 +214,7 @@ class Guide:
     def _advance(self, row: int, matcher: Matcher, token: int) -> None:
         if matcher.finished or not matcher.advance(token):
             raise ValueError(
-                f"the matcher of request {row} does not accept token {token}, which "
+                f"the matcher in place {row} does not accept token {token}, which "
                 "it allowed; its masks and its steps must agree"
             )
 

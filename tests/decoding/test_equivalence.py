@@ -12,8 +12,10 @@ from dspark_jax.decoding.equivalence import Equivalence, Shape
 from dspark_jax.decoding.equivalence_file import load_digests, save_digests
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.shapes import Shapes, choose_shapes
-from dspark_jax.models import layers
+from dspark_jax.models import dense, layers
+from dspark_jax.models.kv_cache import empty_cache
 from dspark_jax.models.params import is_stacked
+from dspark_jax.models.rows import dense_rows
 from dspark_jax.probe import equivalence_of
 from dspark_jax.scheduling.budget import curve
 from dspark_jax.scheduling.cost_model import CostModel
@@ -269,3 +271,46 @@ def test_what_was_found_is_kept_in_a_file(tmp_path, model, monkeypatch):
 def test_bad_references(model, name, value):
     with pytest.raises(ValueError, match=f"`{name}`"):
         dspark.probe(model, **{name: value})
+
+
+def test_prompts_are_fed_in_the_given_sizes_also_those_that_join(model, monkeypatch):
+    """Chunks of 16 and single requests are outside; three prompts share two places."""
+    known = Group(
+        lambda s: s.batch == 1,
+        lambda s: s.kind == "prefill" and s.rows == 16,
+    )
+    monkeypatch.setattr(model.programs, "equivalence", known)
+    fed, real = [], Programs.feed
+
+    def noted(self, params, state, logits, tokens, lengths):
+        fed.append(tokens.shape)
+        return real(self, params, state, logits, tokens, lengths)
+
+    monkeypatch.setattr(Programs, "feed", noted)
+    options = dict(max_new_tokens=2, chat=False, draft_length=0, capacity=128, batch=2)
+    dspark.generate(model, ["a", "bc", "d"], deterministic=True, **options)
+    assert fed == [(2, 64), (2, 64)]
+    fed.clear()
+    # Control: otherwise the smallest sizes will do.
+    dspark.generate(model, ["a", "bc", "d"], **options)
+    assert fed == [(2, 16), (1, 16)]
+
+
+def test_the_head_never_sees_a_single_row(model, monkeypatch):
+    """XLA on CPU multiplies one row in another order than two."""
+    seen, real = [], dense.head_logits
+
+    def noted(config, x, table):
+        seen.append(len(x))
+        return real(config, x, table)
+
+    monkeypatch.setattr(dense, "head_logits", noted)
+    spec, last = model.spec, jnp.zeros((1,), jnp.int32)
+    cache = empty_cache(spec.target, 1, 128, jnp.dtype("float32"), False)
+    rows = dense_rows(jnp.zeros((1, 16), jnp.int32), last + 16, last)
+    logits, _, _ = jax.eval_shape(
+        lambda: dense.evaluate(
+            spec.target, model.params["target"], cache, 128, rows, (), last
+        )
+    )
+    assert seen == [2] and logits.shape == (1, spec.target.vocab_size)

@@ -139,11 +139,11 @@ def test_a_stop_string_ends_a_guided_request(model, reference):
 
 def test_a_row_without_a_possible_token_is_an_error(model):
     dead = Automaton({0: {ord("a"): 1}, 1: {}}, 264)
-    with pytest.raises(ValueError, match="matcher of request 1 allows no token"):
+    with pytest.raises(ValueError, match="matcher in place 1 allows no token"):
         generate(model, PROMPTS, matchers=[None, Counting(dead), None])
     # Ids that the model's padded vocabulary has and its target never says.
     never = Automaton({0: {200: 0}}, 264)
-    with pytest.raises(ValueError, match=r"requests \[2\] got logits without"):
+    with pytest.raises(ValueError, match=r"places \[2\] got logits without"):
         generate(model, PROMPTS, matchers=[None, None, Counting(never)])
 
 
