@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dspark_jax as dspark
+from dspark_jax.decoding.programs import Programs
 from dspark_jax.settings import Buckets
 from dspark_jax.testing import tiny_config, tiny_draft_config, tiny_model
 
@@ -27,6 +28,20 @@ def few_buckets(monkeypatch):
     for name in names:
         monkeypatch.setattr(importlib.import_module(name), "Buckets", FewBuckets)
     return FewBuckets()
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """One entry for every round launched."""
+    rounds = []
+
+    def counted(self, *args):
+        rounds.append(None)
+        return original(self, *args)
+
+    original = Programs.round
+    monkeypatch.setattr(Programs, "round", counted)
+    return rounds
 
 
 def small_model(seed: int = 0) -> dspark.Model:

@@ -11,7 +11,6 @@ import pytest
 
 import dspark_jax as dspark
 from dspark_jax import SamplingParams
-from dspark_jax.decoding.programs import Programs
 from dspark_jax.grammar import Grammars
 from dspark_jax.models import dense
 from dspark_jax.models.kv_cache import empty_cache
@@ -87,20 +86,6 @@ def reference(model):
         return out
 
     return loop
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """One entry for every round launched."""
-    rounds = []
-
-    def counted(self, *args):
-        rounds.append(None)
-        return original(self, *args)
-
-    original = Programs.round
-    monkeypatch.setattr(Programs, "round", counted)
-    return rounds
 
 
 def test_greedy_text_is_that_of_a_plain_masked_loop(model, reference, launched):

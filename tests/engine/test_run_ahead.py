@@ -5,23 +5,8 @@ import pytest
 import dspark_jax as dspark
 from dspark_jax import SamplingParams
 from dspark_jax.decoding import batch as batch_module
-from dspark_jax.decoding.programs import Programs
 
 PROMPTS = ["a", "hello there", "xyz" * 8]
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """One entry for every round launched."""
-    rounds = []
-
-    def counted(self, *args):
-        rounds.append(None)
-        return original(self, *args)
-
-    original = Programs.round
-    monkeypatch.setattr(Programs, "round", counted)
-    return rounds
 
 
 def generate(model, prompts, **options):
