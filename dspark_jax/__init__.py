@@ -6,8 +6,8 @@ from dspark_jax.calibrate import calibrate as calibrate
 from dspark_jax.checkpoint.convert import convert as convert
 from dspark_jax.config import AttentionConfig as AttentionConfig
 from dspark_jax.config import DecoderConfig as DecoderConfig
-from dspark_jax.config import DraftConfig as DraftConfig
 from dspark_jax.config import RopeConfig as RopeConfig
+from dspark_jax.config_draft import DraftConfig as DraftConfig
 from dspark_jax.decoding.generate_tokens import TokensOut as TokensOut
 from dspark_jax.decoding.generate_tokens import generate_tokens as generate_tokens
 from dspark_jax.decoding.matching import Matcher as Matcher

@@ -8,17 +8,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from dspark_jax.checkpoint import known, native
 from dspark_jax.checkpoint.draft import read_draft
-from dspark_jax.checkpoint.load import fit_draft, read_config, read_params
+from dspark_jax.checkpoint.load import (
+    fit_draft,
+    has_own_draft,
+    read_config,
+    read_params,
+)
 from dspark_jax.checkpoint.vocabulary import check_vocabulary
-from dspark_jax.config import DTYPES, DecoderConfig, DraftConfig
+from dspark_jax.config import DTYPES
+from dspark_jax.config_draft import DraftConfig, TargetConfig
+from dspark_jax.config_v4 import V4Config
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.errors import CheckpointError
-from dspark_jax.models.params import Tree, flatten, for_cpu, is_stacked, unflatten
+from dspark_jax.models import family
+from dspark_jax.models.params import Tree, flatten, is_stacked, unflatten
 from dspark_jax.spec import Spec, placement, share_tables
 from dspark_jax.text import Tokenizer, load_tokenizer
 from pallas_kernels import Implementation, require_implementation
@@ -106,11 +113,12 @@ def load(
     Args:
       target: a known name ("smollm2-135m"), a published folder, a `.gguf` file,
         a converted directory, or `org/name` on the hub.
-      draft: likewise; "auto" takes the draft shipped for a known name and
-        otherwise none; None decodes plainly.
+      draft: likewise; "auto" takes the draft shipped for a known name, or the one in
+        the target's own files (DeepSeek-V4), and otherwise none; None decodes plainly.
       mesh: devices with axes "data" and "tensor"; every weight is placed in
         shards as its declaration says. None: the default device.
-      dtype: of the weights; None keeps what is stored.
+      dtype: of the weights; None keeps what is stored, 8-bit and 4-bit floats of
+        DeepSeek-V4 included, which a name expands.
       weights: "int8" rounds the matrices of target and draft to 8-bit integers with
         a scale an output, which a CPU multiplies faster; another model by a little,
         for plain and speculative decoding alike. CPU only.
@@ -136,27 +144,35 @@ def load(
     _check_weights(weights, on_cpu)
     require_implementation(implementation)
     path = known.resolve(target, cache_dir=cache_dir)
-    draft_path = _find_draft(str(target), draft, cache_dir)
+    draft_path = _find_draft(str(target), path, draft, cache_dir)
     kind, config = read_config(path)
-    if kind != "target" or not isinstance(config, DecoderConfig):
+    if kind != "target" or isinstance(config, DraftConfig):
         raise CheckpointError(f"{path} is a {kind}; `target` needs a target model")
     tokenizer = _tokenizer(path)
     if tokenizer is not None:
         config = check_vocabulary(config, tokenizer.size)
         if not config.eos_ids and tokenizer.eos_ids:
             config = dataclasses.replace(config, eos_ids=tokenizer.eos_ids)
-    dtype = dtype or config.dtype
+    asked, dtype = dtype, dtype or config.dtype
     config = dataclasses.replace(config, dtype=dtype)
+    if isinstance(config, V4Config) and asked is not None:
+        config = dataclasses.replace(config, weights="float")
     place = placement(Spec(config, mesh=mesh), "target") if mesh else None
-    _, _, target_params = read_params(path, dtype=dtype, sharding_for=place)
+    _, _, target_params = read_params(path, dtype=asked, sharding_for=place)
     params: Tree = {"target": target_params}
     draft_config: DraftConfig | None = None
     if draft_path is not None:
-        draft_config, draft_params = _read_draft(draft_path, config, dtype, mesh)
+        draft_config, draft_params = _read_draft(draft_path, config, asked, mesh)
         params["draft"] = share_tables(draft_config, draft_params, target_params)
     if on_cpu:
         whole = weights == "int8"
-        params = {name: for_cpu(tree, whole) for name, tree in params.items()}
+        params["target"] = family.target_of(config).for_cpu(
+            config, params["target"], whole
+        )
+        if draft_config is not None:
+            params["draft"] = family.draft_of(draft_config).for_cpu(
+                draft_config, params["draft"], whole
+            )
     cache_dtype = "float32" if on_cpu else dtype
     spec = Spec(config, draft_config, mesh, cache_dtype, implementation)
     return make_model(spec, params, tokenizer, str(target))
@@ -189,12 +205,14 @@ def _check_mesh(mesh: Mesh | None) -> None:
 
 
 def _find_draft(
-    target: str, draft: str | Path | None, cache_dir: str | Path | None
+    target: str, path: Path, draft: str | Path | None, cache_dir: str | Path | None
 ) -> Path | None:
     if draft is None:
         return None
     if str(draft) != "auto":
         return known.resolve(draft, cache_dir=cache_dir)
+    if has_own_draft(path):
+        return path
     name = f"{target}-dspark"
     package = Path(__file__).parent
     # Beside the package in a checkout, inside it when installed from a wheel.
@@ -218,16 +236,16 @@ def _tokenizer(path: Path) -> Tokenizer | None:
 
 
 def _read_draft(
-    path: Path, target: DecoderConfig, dtype: str, mesh: Mesh | None
+    path: Path, target: TargetConfig, dtype: str | None, mesh: Mesh | None
 ) -> tuple[DraftConfig, Tree]:
-    config, params = read_draft(path, dtype=dtype)
+    own = isinstance(target, V4Config)
+    config, params = read_draft(path, dtype=dtype if own else target.dtype)
     config, params = fit_draft(target, config, params)
-    backbone = dataclasses.replace(config.backbone, dtype=dtype)
+    backbone = dataclasses.replace(config.backbone, dtype=target.dtype)
     config = dataclasses.replace(config, backbone=backbone)
-    cast = {
-        leaf: x if x.dtype == np.int32 else x.astype(dtype)
-        for leaf, x in flatten(params).items()
-    }
+    # What is declared in a type of its own stays in it.
+    declared = flatten(family.draft_of(config).abstract_draft_params(config))
+    cast = {leaf: x.astype(declared[leaf].dtype) for leaf, x in flatten(params).items()}
     if mesh is not None:
         place = placement(Spec(target, config, mesh), "draft")
         cast = {leaf: jax.device_put(x, place(leaf)) for leaf, x in cast.items()}

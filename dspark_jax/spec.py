@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
-from dspark_jax.config import DecoderConfig, DraftConfig
-from dspark_jax.models import dense
-from dspark_jax.models.draft import backbone
+from dspark_jax.config_draft import DraftConfig, TargetConfig
+from dspark_jax.models import family
 from dspark_jax.models.params import (
     Tree,
     check_tree,
@@ -44,7 +43,7 @@ class Spec:
       ValueError: kernels asked for by name that cannot run here.
     """
 
-    target: DecoderConfig
+    target: TargetConfig
     draft: DraftConfig | None = None
     mesh: Mesh | None = None
     cache_dtype: str = "float32"
@@ -57,6 +56,8 @@ class Spec:
                 "implementation='pallas' with a mesh: the kernels hold whole rows on "
                 "one device; use 'reference' or None"
             )
+        if self.mesh is not None:
+            family.target_of(self.target).check_mesh(self.target, self.mesh)
 
     @property
     def row_ops(self) -> Implementation | None:
@@ -96,9 +97,11 @@ class Spec:
         if "target" not in params or (self.draft is not None) != ("draft" in params):
             want = ["target"] + (["draft"] if self.draft else [])
             raise ValueError(f"`params` has keys {sorted(params)}; expected {want}")
-        check_tree(params["target"], dense.abstract_params(self.target), "target")
+        target = family.target_of(self.target)
+        check_tree(params["target"], target.abstract_params(self.target), "target")
         if self.draft:
-            declared = backbone.abstract_draft_params(self.draft)
+            draft = family.draft_of(self.draft)
+            declared = draft.abstract_draft_params(self.draft)
             given = dict(params["draft"])
             if not self.draft.own_head and self.draft.draft_vocab_size is not None:
                 # `load` gathers the target's head rows once.
@@ -139,7 +142,7 @@ class Spec:
         """Where an array with these logical axes lies; needs a mesh."""
         if self.mesh is None:
             raise ValueError("`mesh` is None; shardings need a mesh")
-        counts = dense.unit_counts(self.target)
+        counts = family.target_of(self.target).unit_counts(self.target)
         return NamedSharding(self.mesh, partition(axes, shape, self.mesh, counts))
 
 
@@ -151,7 +154,7 @@ def share_tables(draft: DraftConfig, draft_params: Tree, target_params: Tree) ->
     """
     if draft.own_head or draft.draft_vocab_size is None:
         return draft_params
-    table = dense.head_table(target_params)
+    table = family.target_of(draft.backbone).head_table(target_params)
     shape = (draft.head_rows, table.shape[1])
 
     def take(table: jax.Array, ids: jax.Array) -> jax.Array:
@@ -176,12 +179,14 @@ def param_shardings(spec: Spec) -> Tree:
     """
     if spec.mesh is None:
         raise ValueError("`mesh` is None; shardings need a mesh")
-    shapes, axes = dense.declaration(spec.target)
-    counts = dense.unit_counts(spec.target)
+    target = family.target_of(spec.target)
+    shapes, axes = target.declaration(spec.target)
+    counts = target.unit_counts(spec.target)
     tree: dict[str, Any] = {"target": shardings(shapes, axes, spec.mesh, counts)}
     if spec.draft is not None:
-        shapes, axes = backbone.declaration(spec.draft)
-        counts = dense.unit_counts(spec.draft.backbone)
+        shapes, axes = family.draft_of(spec.draft).declaration(spec.draft)
+        layers = spec.draft.backbone
+        counts = family.target_of(layers).unit_counts(layers)
         tree["draft"] = shardings(shapes, axes, spec.mesh, counts)
         if spec.draft.draft_vocab_size is not None and not spec.draft.own_head:
             rows = (spec.draft.head_rows, spec.draft.backbone.hidden_size)

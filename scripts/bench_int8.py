@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import dspark_jax
+from dspark_jax.config_draft import dense_config
 from dspark_jax.evaluation.machine import hardware, versions
 from dspark_jax.evaluation.prompts import held_out
 from dspark_jax.evaluation.timing import RoundChain
@@ -165,7 +166,8 @@ def rounds(name: str, lengths: list[int], repeats: int) -> None:
 def accuracy(name: str, prompts: int) -> None:
     """Next-token laws of held-out prompts, against the weights as stored."""
     models = {w: dspark_jax.load(name, None, weights=w) for w in ("float", "int8")}
-    config, tokenizer = models["float"].spec.target, models["float"].tokenizer
+    config = dense_config(models["float"].spec.target, "this bench")
+    tokenizer = models["float"].tokenizer
     assert tokenizer is not None
 
     @jax.jit

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dspark_jax as dspark
-from dspark_jax.config import DraftConfig
+from dspark_jax.config_draft import DraftConfig, dense_config
 from dspark_jax.decoding.requests import Variant
 from dspark_jax.evaluation.machine import hardware, versions
 from dspark_jax.evaluation.timing import RoundChain
@@ -74,7 +74,8 @@ def main() -> None:
         for vocab in options.vocab:
             own = {"layers": layers, "vocab_size": vocab}
             config = draft_config(
-                target.spec.target, type(shape)(**{**vars(shape), **own})
+                dense_config(target.spec.target, "this table"),
+                type(shape)(**{**vars(shape), **own}),
             )
             model = with_draft(target, config)
             leaves = flatten(backbone.abstract_draft_params(config)).values()

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 import dspark_jax as dspark
-from dspark_jax.config import draft_from_json, to_json
+from dspark_jax.config import to_json
+from dspark_jax.config_draft import draft_from_json
 from dspark_jax.decoding.plans import policy_length
 from dspark_jax.scheduling.policy import Budget, Threshold
 

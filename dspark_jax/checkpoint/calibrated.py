@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dspark_jax.checkpoint import native, store
-from dspark_jax.config import DraftConfig
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.errors import CheckpointError
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dspark_jax.checkpoint import store
-from dspark_jax.checkpoint.load import read_leaves
+from dspark_jax.checkpoint.load import has_own_draft, read_leaves
 from dspark_jax.checkpoint.names import Path as LeafPath
 from dspark_jax.checkpoint.source import Source, open_source
 from dspark_jax.errors import CheckpointError
@@ -55,7 +55,9 @@ def convert(
 
     Everything that can be wrong with the source is reported before the first byte
     is written; `dst` appears complete or not at all. Memory holds one parameter
-    family (the same weight of all layers, or one table) at a time.
+    family (the same weight of all layers, one matrix of all experts of a layer, or
+    one table) at a time. A draft in the same files is converted along, to the folder
+    `draft` in `dst`.
 
     Args:
       src: a folder with `config.json` and safetensors files, or a `.gguf` file.
@@ -82,13 +84,16 @@ def convert(
     if store.is_stored(src):
         raise CheckpointError(f"{src} is a converted checkpoint already")
     source = open_source(src, dtype=dtype)
+    parts = [source]
+    if has_own_draft(Path(src)):
+        parts.append(open_source(src, dtype=dtype, part="draft"))
     store.check_free(dst)
     report = progress or (lambda step, done, total: None)
-    total = sum(store.leaf_bytes(leaf) for leaf in source.shapes.values())
+    done, total = 0, sum(map(_bytes, parts))
 
-    def leaves() -> Iterator[tuple[LeafPath, np.ndarray]]:
-        done = 0
-        for path, value in read_leaves(source):
+    def leaves(part: Source) -> Iterator[tuple[LeafPath, np.ndarray]]:
+        nonlocal done
+        for path, value in read_leaves(part):
             yield path, value
             done += value.nbytes
             del value
@@ -98,17 +103,34 @@ def convert(
         copy_tokenizer(source, made / store.TOKENIZER)
         if verify:
             verify_stored(made, report)
+        for part in parts[1:]:
+            write(made / store.DRAFT, part, check)
 
-    store.save_streaming(
-        dst, source.kind, source.config, source.origin, leaves(), finish
-    )
+    def check(made: Path) -> None:
+        if verify:
+            verify_stored(made, report)
+
+    def write(to: str | Path, part: Source, finish: store.Finish) -> None:
+        store.save_streaming(
+            to, part.kind, part.config, part.origin, leaves(part), finish
+        )
+
+    write(dst, source, finish)
     return Converted(
         path=Path(dst),
         kind=source.kind,
-        parameters=sum(int(np.prod(s.shape)) for s in source.shapes.values()),
+        parameters=sum(_parameters(part) for part in parts),
         nbytes=total,
         verified=verify,
     )
+
+
+def _bytes(source: Source) -> int:
+    return sum(store.leaf_bytes(leaf) for leaf in source.shapes.values())
+
+
+def _parameters(source: Source) -> int:
+    return sum(int(np.prod(leaf.shape)) for leaf in source.shapes.values())
 
 
 def copy_tokenizer(source: Source, folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from dspark_jax.checkpoint import native
 from dspark_jax.checkpoint.load import read_config, read_params
 from dspark_jax.checkpoint.source import Tables
-from dspark_jax.config import DraftConfig
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.errors import CheckpointError
 from dspark_jax.models.params import Tree
 
@@ -27,9 +27,9 @@ def read_draft(
     """
     if native.is_native(path):
         return native.read_native(path)
-    kind, config = read_config(path)
+    kind, config = read_config(path, "draft")
     if kind != "draft" or not isinstance(config, DraftConfig):
         raise CheckpointError(f"{path} is a {kind}; a draft model is needed")
-    _, found, params = read_params(path, dtype=dtype, tables=tables)
+    _, found, params = read_params(path, dtype=dtype, tables=tables, part="draft")
     assert isinstance(found, DraftConfig)
     return found, params

@@ -15,7 +15,9 @@ from dspark_jax.checkpoint.hf_decoder import (
 )
 from dspark_jax.checkpoint.hf_draft import DRAFT_ARCHITECTURES, draft_config, is_draft
 from dspark_jax.checkpoint.hf_fields import Json
-from dspark_jax.config import DecoderConfig, DraftConfig
+from dspark_jax.checkpoint.vocabulary import AnyTarget
+from dspark_jax.config import DecoderConfig
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.errors import CheckpointError
 
 Kind = Literal["target", "draft"]
@@ -58,7 +60,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def with_generation_eos(config: DecoderConfig, folder: Path) -> DecoderConfig:
+def with_generation_eos(config: AnyTarget, folder: Path) -> AnyTarget:
     """`config` with the end ids of `generation_config.json`, if it names any.
 
     That file lists all ids that end a turn; `config.json` often only one.

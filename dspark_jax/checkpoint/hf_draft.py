@@ -24,7 +24,8 @@ from dspark_jax.checkpoint.hf_fields import (
     required,
     required_int,
 )
-from dspark_jax.config import DecoderConfig, DraftConfig
+from dspark_jax.config import DecoderConfig
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.errors import CheckpointError
 
 DRAFT_ARCHITECTURES: dict[str, Architecture] = {

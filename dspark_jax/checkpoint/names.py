@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 
 import jax
 
-from dspark_jax.config import DecoderConfig, DraftConfig
+from dspark_jax.config import DecoderConfig
+from dspark_jax.config_draft import DraftConfig, TargetConfig
 from dspark_jax.errors import CheckpointError
-from dspark_jax.models.dense import abstract_params
-from dspark_jax.models.draft.backbone import abstract_draft_params
+from dspark_jax.models import family
 from dspark_jax.models.params import flatten
 
 Path = tuple[str, ...]
@@ -125,11 +125,11 @@ class Slot:
     shape: tuple[int, ...]
 
 
-def declared_shapes(config: DecoderConfig | DraftConfig) -> Shapes:
+def declared_shapes(config: TargetConfig | DraftConfig) -> Shapes:
     """Shape and dtype of every parameter, by path."""
     if isinstance(config, DraftConfig):
-        return flatten(abstract_draft_params(config))
-    return flatten(abstract_params(config))
+        return flatten(family.draft_of(config).abstract_draft_params(config))
+    return flatten(family.target_of(config).abstract_params(config))
 
 
 def expected(
@@ -137,6 +137,7 @@ def expected(
 ) -> dict[str, Slot]:
     """Every published tensor that the parameters need, by name."""
     backbone = config.backbone if isinstance(config, DraftConfig) else config
+    assert isinstance(backbone, DecoderConfig)
     slots: dict[str, Slot] = {}
     for path, leaf in shapes.items():
         if path[0] != "layers":

@@ -19,7 +19,8 @@ import numpy as np
 from safetensors.numpy import load_file, save
 
 from dspark_jax.checkpoint import int8_rows
-from dspark_jax.config import DraftConfig, draft_from_json, to_json
+from dspark_jax.config import to_json
+from dspark_jax.config_draft import DraftConfig, draft_from_json
 from dspark_jax.errors import CheckpointError
 from dspark_jax.files import replace_text
 from dspark_jax.models.draft.backbone import abstract_draft_params

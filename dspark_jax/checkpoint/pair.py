@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from dspark_jax.checkpoint.hf_draft import UNSTATED_LAYERS
-from dspark_jax.config import DecoderConfig, DraftConfig
+from dspark_jax.config_draft import DraftConfig, TargetConfig
+from dspark_jax.config_v4 import V4Config
 from dspark_jax.errors import CheckpointError
 from dspark_jax.models.params import Tree, flatten, unflatten
 
 
-def check_pair(target: DecoderConfig, draft: DraftConfig) -> DraftConfig:
+def check_pair(target: TargetConfig, draft: DraftConfig) -> DraftConfig:
     """Compares a draft's settings with a target's.
 
     A draft whose vocabulary is smaller has the target's first ids: it becomes a
@@ -40,10 +41,14 @@ def check_pair(target: DecoderConfig, draft: DraftConfig) -> DraftConfig:
         problems.append(
             f"made for {draft.num_target_layers} target layers, the target has {depth}"
         )
-    elif draft.target_layer_ids[-1] > depth - 2:
+    elif draft.target_layer_ids[-1] > draft.last_tap(depth):
         problems.append(
             f"target_layer_ids {list(draft.target_layer_ids)}, allowed with {depth} "
-            f"target layers: -1..{depth - 2}"
+            f"target layers: -1..{draft.last_tap(depth)}"
+        )
+    if isinstance(backbone, V4Config) != isinstance(target, V4Config):
+        problems.append(
+            f"layers like {backbone.architecture}, the target is {target.architecture}"
         )
     if backbone.vocab_size > vocab:
         problems.append(
@@ -72,7 +77,7 @@ def check_pair(target: DecoderConfig, draft: DraftConfig) -> DraftConfig:
 
 
 def fit_draft(
-    target: DecoderConfig, draft: DraftConfig, params: Tree
+    target: TargetConfig, draft: DraftConfig, params: Tree
 ) -> tuple[DraftConfig, Tree]:
     """A draft's settings and parameters for `target`.
 

@@ -11,6 +11,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -32,6 +33,7 @@ DTYPES: dict[str, np.dtype] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
     "I16": np.dtype(np.int16),
@@ -175,6 +177,26 @@ def read_header(file: Path) -> dict[str, tuple[TensorInfo, int]]:
             f"{file.name} has {size - data - end} bytes after its last tensor"
         )
     return result
+
+
+def write_tensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes one file. The package of the format has no short floats for numpy."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    header: dict[str, Any] = {}
+    end = 0
+    for name, value in tensors.items():
+        start, end = end, end + value.nbytes
+        header[name] = {
+            "dtype": names[value.dtype],
+            "shape": list(value.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as handle:
+        handle.write(len(text).to_bytes(8, "little") + text)
+        for value in tensors.values():
+            handle.write(np.ascontiguousarray(value).tobytes())
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -37,16 +37,20 @@ from dspark_jax.checkpoint.names import (
 from dspark_jax.checkpoint.names import Path as LeafPath
 from dspark_jax.checkpoint.safetensors_source import SafetensorsFolder, refuse_pickle
 from dspark_jax.checkpoint.tensors import Tensors, read
+from dspark_jax.checkpoint.v4_config import is_v4
+from dspark_jax.checkpoint.v4_source import Part, open_v4, origin_of
 from dspark_jax.checkpoint.vocabulary import (
     absolute_ids,
     check_vocabulary,
     tokenizer_size,
 )
-from dspark_jax.config import DTYPES, DecoderConfig, DraftConfig
+from dspark_jax.config import DTYPES, DecoderConfig
+from dspark_jax.config_draft import DraftConfig, TargetConfig
+from dspark_jax.config_v4 import V4Config
 from dspark_jax.errors import CheckpointError
 
 Tables = Literal["own", "target"]
-Config = DecoderConfig | DraftConfig
+Config = TargetConfig | DraftConfig
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -68,7 +72,7 @@ class Source:
       format: `safetensors` or `gguf`.
       shapes: shape and dtype of every leaf, by path.
       tensors: the files.
-      names: tensors that fill a leaf: one, or one a layer in order.
+      names: tensors that fill a leaf: one, or several in order (layers, experts).
       constants: small leaves that were made while checking.
       tokenizer: files that belong to the tokenizer, by name.
       metadata: metadata of a GGUF file, else None.
@@ -87,29 +91,35 @@ class Source:
     origin: Mapping[str, Any]
 
     def read_leaf(self, path: LeafPath) -> np.ndarray:
-        """A whole parameter in its declared shape and dtype, layers stacked."""
+        """A whole parameter in its declared shape and dtype, parts stacked."""
         if path in self.constants:
             return self.constants[path]
         leaf, names = self.shapes[path], self.names[path]
         out = np.empty(leaf.shape, leaf.dtype)
-        if path[0] != "layers":
+        if self.tensors.info[names[0]].shape == leaf.shape:
             self.tensors.read_into(names[0], out)
-        for index, name in enumerate(names if path[0] == "layers" else ()):
+            return out
+        for index, name in enumerate(names):
             self.tensors.read_into(name, out[index])
         return out
 
 
 def open_source(
-    path: str | Path, *, dtype: str | None = None, tables: Tables = "own"
+    path: str | Path,
+    *,
+    dtype: str | None = None,
+    tables: Tables = "own",
+    part: Part = "target",
 ) -> Source:
     """Opens and checks a published folder or a `.gguf` file.
 
     Args:
       path: the folder, or the file.
       dtype: what to read parameters as; None: as they are stored (8-bit and block
-        formats: bfloat16).
+        formats: bfloat16, but for DeepSeek-V4, which keeps its short floats).
       tables: whether a draft's own copies of the target's embedding and head are
         read (`own`) or left to the target (`target`).
+      part: which model of files that hold a target and its draft (DeepSeek-V4).
 
     Raises:
       CheckpointError: whatever is wrong, before any weight is read.
@@ -128,6 +138,8 @@ def open_source(
     if not path.is_dir():
         raise CheckpointError(f"{path} does not exist")
     data = read_json(path / "config.json")
+    if is_v4(data):
+        return _open_v4(path, data, dtype, part)
     # An unsupported model is reported as such, whatever its files look like.
     parse_config(data)
     return _open_folder(path, data, dtype, tables)
@@ -146,9 +158,7 @@ def _open_folder(
         config = with_generation_eos(config, folder)
     else:
         config = config_for_tables(config, tables)
-    tokenizer = {
-        name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()
-    }
+    tokenizer = _tokenizer_files(folder)
     if isinstance(config, DecoderConfig) and "tokenizer.json" in tokenizer:
         config = check_vocabulary(config, tokenizer_size(tokenizer["tokenizer.json"]))
     source = _match(tensors, found, kind, config, HF, dtype)
@@ -161,6 +171,34 @@ def _open_folder(
     return dataclasses.replace(
         source, format="safetensors", tokenizer=tokenizer, origin=origin
     )
+
+
+def _open_v4(folder: Path, data: dict[str, Any], dtype: str | None, part: Part):
+    config, tensors, shapes, names = open_v4(folder, data, dtype, part)
+    tokenizer = {}
+    if isinstance(config, V4Config):
+        config = with_generation_eos(config, folder)
+        tokenizer = _tokenizer_files(folder)
+        if "tokenizer.json" in tokenizer:
+            size = tokenizer_size(tokenizer["tokenizer.json"])
+            config = check_vocabulary(config, size)
+    return Source(
+        kind=part,
+        config=config,
+        format="safetensors",
+        shapes=shapes,
+        tensors=tensors,
+        names=names,
+        constants={},
+        tokenizer=tokenizer,
+        metadata=None,
+        origin=origin_of(folder, data),
+    )
+
+
+def _tokenizer_files(folder: Path) -> dict[str, Path]:
+    paths = {name: folder / name for name in TOKENIZER_FILES}
+    return {name: path for name, path in paths.items() if path.is_file()}
 
 
 def _open_gguf(path: Path, dtype: str | None) -> Source:
@@ -198,6 +236,7 @@ def _match(
         constants = _id_maps(tensors, found, config)
         allowed |= {"d2t", "t2d"}
     needed = {path: leaf for path, leaf in shapes.items() if path not in constants}
+    assert not isinstance(config, V4Config)
     slots = expected(config, needed, layout)
     stored = {short: tensors.info[name].shape for short, name in found.items()}
     check_names(slots, stored, allowed)
@@ -275,7 +314,7 @@ def _settle_tables(
     )
     if isinstance(config, DraftConfig):
         return {EMBED_NAME, HEAD_NAME}
-    if not config.tie_embeddings:
+    if not isinstance(config, DecoderConfig) or not config.tie_embeddings:
         return set()
     if embed not in found and head in found:
         # Writers that store shared tensors once may keep the other name.

@@ -33,12 +33,12 @@ from dspark_jax.checkpoint.hf_config import Kind
 from dspark_jax.checkpoint.names import Path as LeafPath
 from dspark_jax.checkpoint.names import Shapes, declared_shapes
 from dspark_jax.checkpoint.tensors import pieces
-from dspark_jax.config import (
-    DecoderConfig,
+from dspark_jax.config import to_json
+from dspark_jax.config_draft import (
     DraftConfig,
-    decoder_from_json,
+    TargetConfig,
     draft_from_json,
-    to_json,
+    target_from_json,
 )
 from dspark_jax.errors import CheckpointError
 from dspark_jax.files import replace_text
@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 MARKER = "orbax.checkpoint"
 TOKENIZER = "tokenizer"
+# The draft that came in the same files as a target, a checkpoint of its own.
+DRAFT = "draft"
 # Orbax's own name for the file with `custom_metadata` in it.
 CUSTOM_METADATA = "_CHECKPOINT_METADATA"
 # A directory under construction: DST.partial-<process id>.
@@ -65,7 +67,7 @@ class Header:
     """What a stored checkpoint says about itself; shapes are the stored ones."""
 
     kind: Kind
-    config: DecoderConfig | DraftConfig
+    config: TargetConfig | DraftConfig
     source: Mapping[str, Any]
     library: str
     checksums: Mapping[str, int]
@@ -96,7 +98,7 @@ def leaf_name(path: LeafPath) -> str:
 def save_streaming(
     dst: str | Path,
     kind: Kind,
-    config: DecoderConfig | DraftConfig,
+    config: TargetConfig | DraftConfig,
     source: Mapping[str, Any],
     leaves: Iterable[tuple[LeafPath, np.ndarray]],
     finish: Finish | None = None,
@@ -147,7 +149,7 @@ def check_free(dst: str | Path) -> None:
 def _write(
     made: Path,
     kind: Kind,
-    config: DecoderConfig | DraftConfig,
+    config: TargetConfig | DraftConfig,
     source: Mapping[str, Any],
     leaves: Iterable[tuple[LeafPath, np.ndarray]],
 ) -> None:
@@ -220,7 +222,7 @@ def read_header(path: str | Path, *, unfinished: bool = False) -> Header:
             f"{path} has checkpoint format {extra.get('format')!r}; supported: {FORMAT}"
         )
     try:
-        parse = {"target": decoder_from_json, "draft": draft_from_json}[extra["kind"]]
+        parse = {"target": target_from_json, "draft": draft_from_json}[extra["kind"]]
         config = parse(extra["config"])
         header = Header(
             kind=extra["kind"],
@@ -239,7 +241,7 @@ def read_header(path: str | Path, *, unfinished: bool = False) -> Header:
     return header
 
 
-def rewrite_config(path: str | Path, config: DecoderConfig | DraftConfig) -> None:
+def rewrite_config(path: str | Path, config: TargetConfig | DraftConfig) -> None:
     """Puts another config into a stored checkpoint; its parameters stay.
 
     Orbax has no call for this, so the one file that holds custom metadata is

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from dspark_jax.config import DecoderConfig
+from dspark_jax.config_draft import TargetConfig
 from dspark_jax.errors import CheckpointError
 
+AnyTarget = TypeVar("AnyTarget", bound=TargetConfig)
 
-def check_vocabulary(
-    config: DecoderConfig, tokenizer_size: int | None
-) -> DecoderConfig:
+
+def check_vocabulary(config: AnyTarget, tokenizer_size: int | None) -> AnyTarget:
     """Compares a model's vocabulary with its tokenizer's.
 
     Args:

@@ -15,6 +15,8 @@ from dspark_jax.cli.demo import demo
 from dspark_jax.cli.eval import evaluate_draft
 from dspark_jax.cli.generate import generate
 from dspark_jax.cli.info import info
+from dspark_jax.cli.init_tiny_v4 import init_tiny_v4
+from dspark_jax.cli.plan import plan
 from dspark_jax.cli.replay import replay_command
 from dspark_jax.cli.train import train
 
@@ -28,6 +30,8 @@ for command in (generate, bench, demo, info, convert, data, train, calibrate):
     app.command()(command)
 app.command("eval")(evaluate_draft)
 app.command("replay")(replay_command)
+app.command("init-tiny-v4")(init_tiny_v4)
+app.command("plan")(plan)
 
 
 def _print_version(wanted: bool) -> None:

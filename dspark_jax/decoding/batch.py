@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.profiler import TraceAnnotation
 
@@ -304,8 +303,9 @@ class Batch:
             running[row] = self._finish[row] == RUNNING
         total, drafts = self._choice.choose(self._launched, waiting, running)
         bucket = next((g for g in plan.buckets if g >= total), plan.buckets[-1])
-        rows, drafting = jnp.asarray(np.int32(total)), jnp.asarray(np.bool_(drafts))
-        plan = Plan(None, rows, plan.policy, (bucket,), drafting)
+        # As numpy: moving them to a busy CPU device would wait for it.
+        chosen = np.int32(total), np.bool_(drafts)
+        plan = Plan(None, chosen[0], plan.policy, (bucket,), chosen[1])
         return plan, (total, drafts)
 
     def _observe(self, flight: _Flight, round_ms: float | None) -> None:

@@ -57,5 +57,6 @@ def draft_next(
         words[:, :draft_length],
         choose,
         unroll=variant == "greedy",
+        mesh=spec.mesh,
     )
     return proposal

@@ -14,7 +14,7 @@ from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.requests import Requests, Variant, holds_rows, is_noisy
 from dspark_jax.decoding.shapes import Shapes
 from dspark_jax.decoding.state import RUNNING, STOP, DecodeState, new_counters
-from dspark_jax.models.attention import block_fits, slots_for
+from dspark_jax.models import family
 from dspark_jax.models.params import Tree
 from dspark_jax.scheduling.policy import Scheduled
 from dspark_jax.settings import Buckets
@@ -71,7 +71,10 @@ def prefill(
     )
     logits = jnp.asarray(np.zeros((size, spec.target.vocab_size), np.float32))
     sizes = shapes.prefill if shapes else Buckets().prefill
-    state, logits = _feed(params, programs, state, logits, pending, length, sizes)
+    target = family.target_of(spec.target)
+    state, logits = _feed(
+        target, params, programs, state, logits, pending, length, sizes
+    )
     state, out = programs.begin(
         params, state, logits, requests, is_noisy(variant), policy, masks
     )
@@ -83,6 +86,7 @@ def prefill(
 
 
 def _feed(
+    target: family.Target,
     params: Tree,
     programs: Programs,
     state: DecodeState,
@@ -100,8 +104,8 @@ def _feed(
         left = max(len(p) - d for p, d in zip(pending, done, strict=True))
         if left == 0:
             return state, logits
-        at, slots = int(lengths.max()), slots_for(state.capacity)
-        fits = [n for n in sizes if block_fits(at, n, state.capacity, slots)]
+        at, fit = int(lengths.max()), target.chunk_fits
+        fits = [n for n in sizes if fit(at, n, state.capacity)]
         width = Buckets.fit(left, fits) or fits[-1]
         chunk = np.zeros((len(starts), width), np.int32)
         counts = np.zeros((len(starts),), np.int32)

@@ -36,7 +36,7 @@ from dspark_jax.decoding.schedule import with_memory
 from dspark_jax.decoding.shapes import Shapes
 from dspark_jax.decoding.state import RUNNING, Counters, DecodeState, new_state
 from dspark_jax.decoding.words import fold_seeds, round_words
-from dspark_jax.models.attention import block_fits, slots_for
+from dspark_jax.models import family
 from dspark_jax.models.params import Tree, is_stacked
 from dspark_jax.scheduling.cost_model import Costs, table_of
 from dspark_jax.scheduling.policy import Policy
@@ -193,7 +193,7 @@ def generate_tokens(
     capacity = capacity or prompt + max_new_tokens
     if capacity < prompt:
         raise ValueError(f"`capacity` is {capacity}; allowed: at least {prompt}")
-    chunks, chunk = _chunks(prompt, capacity, shapes)
+    chunks, chunk = _chunks(spec, prompt, capacity, shapes)
     state = new_state(spec, batch, capacity, n, is_stacked(params["target"]))
     state = dataclasses.replace(
         state, budget=jnp.full((batch,), max_new_tokens, jnp.int32)
@@ -294,22 +294,22 @@ def _seed_array(seeds: Any, batch: int) -> jax.Array:
 
 
 def _chunks(
-    prompt: int, capacity: int, shapes: Shapes | None = None
+    spec: Spec, prompt: int, capacity: int, shapes: Shapes | None = None
 ) -> tuple[int, int]:
     """How many equal chunks a prompt is fed in, and their size."""
-    slots = slots_for(capacity)
+    fit = family.target_of(spec.target).chunk_fits
     if shapes is not None:
         sizes = shapes.prefill
         most = Buckets.fit(prompt, sizes) or sizes[-1]
         for chunk in [size for size in reversed(sizes) if size <= most]:
             chunks = math.ceil(prompt / chunk)
-            if block_fits((chunks - 1) * chunk, chunk, capacity, slots):
+            if fit((chunks - 1) * chunk, chunk, capacity):
                 return chunks, chunk
         raise ValueError(f"no chunk of {sizes} fits a capacity of {capacity}")
     chunks = math.ceil(prompt / Buckets().prefill[-1])
     while True:
         chunk = math.ceil(prompt / chunks)
-        if block_fits((chunks - 1) * chunk, chunk, capacity, slots):
+        if fit((chunks - 1) * chunk, chunk, capacity):
             return chunks, chunk
         chunks += 1
 

@@ -7,10 +7,12 @@ import dataclasses
 import jax
 
 from dspark_jax.decoding.state import DecodeState
+from dspark_jax.models import family
+from dspark_jax.spec import Spec
 
 
 def insert(
-    state: DecodeState, part: DecodeState, row: jax.Array, place: jax.Array
+    spec: Spec, state: DecodeState, part: DecodeState, row: jax.Array, place: jax.Array
 ) -> DecodeState:
     """Moves one request of `part` into a place of `state`.
 
@@ -18,6 +20,7 @@ def insert(
     nothing of it is left; its neighbours' are not touched.
 
     Args:
+      spec: the model.
       state: B requests between rounds.
       part: requests behind their prefill, of the same capacity and settings.
       row: int32[]. Which of them.
@@ -34,17 +37,19 @@ def insert(
 
         return one
 
-    def caches(into, new):
-        # [B, ...], behind a layer axis when layers are stacked.
-        return jax.tree.map(lambda x, y: put(x.ndim - 4)(x, y), into, new)
+    def store(of: family.Store, into, new):
+        def one(x: jax.Array, y: jax.Array) -> jax.Array:
+            return put(of.state_axes(x).index("batch"))(x, y)
+
+        return jax.tree.map(one, into, new)
 
     rest = jax.tree.map(
         put(0),
         dataclasses.replace(state, target={}, draft=None),
         dataclasses.replace(part, target={}, draft=None),
     )
-    return dataclasses.replace(
-        rest,
-        target=caches(state.target, part.target),
-        draft=caches(state.draft, part.draft),
-    )
+    context = state.draft
+    if spec.draft is not None:
+        context = store(family.draft_of(spec.draft), context, part.draft)
+    target = store(family.target_of(spec.target), state.target, part.target)
+    return dataclasses.replace(rest, target=target, draft=context)

@@ -19,9 +19,8 @@ from dspark_jax.decoding import laws
 from dspark_jax.decoding.masks import masked
 from dspark_jax.decoding.requests import Requests, Variant
 from dspark_jax.decoding.words import RoundWords
-from dspark_jax.models import dense
+from dspark_jax.models import family
 from dspark_jax.models.draft.proposal import Proposal, spread
-from dspark_jax.models.kv_cache import Cache
 from dspark_jax.models.params import Tree
 from dspark_jax.models.rows import Rows, first_rows
 from dspark_jax.spec import Spec
@@ -42,14 +41,14 @@ class Judged:
       scores: float32[G]. Log-probability of each row's token; None unless wanted.
       doubt: float32[G]. Distance of each row's two highest logits; None unless wanted.
       features: float32[G, m * H]. For the draft.
-      pending: keys and values of the rows, `[B, K, T, d]` a layer.
+      pending: what the rows add to the target's state, should they stand.
     """
 
     verdict: VerifiedRows
     scores: jax.Array | None
     doubt: jax.Array | None
     features: jax.Array
-    pending: Cache
+    pending: family.State
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Wanted:
 def judge(
     spec: Spec,
     params: Tree,
-    cache: Cache,
+    cache: family.State,
     capacity: int,
     rows: Rows,
     is_verify: jax.Array,
@@ -80,7 +79,7 @@ def judge(
     Args:
       spec: the model.
       params: its parameters.
-      cache: the target's keys and values.
+      cache: the target's state.
       capacity: C.
       rows: G rows; row j of a request judges draft j or is its fresh row.
       is_verify: bool[G]. False for fresh rows.
@@ -93,8 +92,8 @@ def judge(
         `masks`; None: all of them. Scores and doubt are the unmasked target's.
     """
     taps = spec.taps if wanted.features else ()
-    logits, features, pending = dense.evaluate(
-        spec.target, params["target"], cache, capacity, rows, taps
+    logits, features, pending = family.target_of(spec.target).evaluate(
+        spec.target, params["target"], cache, capacity, rows, taps, mesh=spec.mesh
     )
     logits = spec.shard(logits, "batch", "vocab")
     fresh = words.fresh[rows.request, rows.local_step]

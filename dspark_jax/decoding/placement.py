@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from dspark_jax.decoding.state import DecodeState
+from dspark_jax.models import family
 from dspark_jax.spec import Spec
 
 
@@ -20,10 +21,13 @@ def places(spec: Spec, value: Any) -> Any:
     """A `NamedSharding` for every array of a state, requests, logits or a result."""
     if isinstance(value, DecodeState):
         rest = dataclasses.replace(value, target={}, draft=None)
+        context = value.draft
+        if spec.draft is not None:
+            context = _stores(spec, family.draft_of(spec.draft), context)
         return dataclasses.replace(
             jax.tree.map(lambda x: _by_request(spec, x), rest),
-            target=jax.tree.map(lambda x: _cache(spec, x), value.target),
-            draft=jax.tree.map(lambda x: _cache(spec, x), value.draft),
+            target=_stores(spec, family.target_of(spec.target), value.target),
+            draft=context,
         )
     if type(value) is tuple:
         return tuple(places(spec, one) for one in value)
@@ -41,7 +45,6 @@ def _by_request(spec: Spec, x: Any) -> jax.sharding.NamedSharding:
     return spec.sharding(x.shape, *axes)
 
 
-def _cache(spec: Spec, x: Any) -> jax.sharding.NamedSharding:
-    """[B, K, slots, d], behind a layer axis when layers are stacked."""
-    lead = [None] * (x.ndim - 4)
-    return spec.sharding(x.shape, *lead, "batch", "cache_heads", None, None)
+def _stores(spec: Spec, of: family.Store, store: Any) -> Any:
+    """Where the leaves of a model's state lie."""
+    return jax.tree.map(lambda x: spec.sharding(x.shape, *of.state_axes(x)), store)

@@ -15,8 +15,7 @@ from dspark_jax.decoding.publishing import RoundOut, settle
 from dspark_jax.decoding.requests import Requests, Variant
 from dspark_jax.decoding.state import DecodeState
 from dspark_jax.decoding.words import RoundWords
-from dspark_jax.models import dense
-from dspark_jax.models.draft import backbone
+from dspark_jax.models import family
 from dspark_jax.models.params import Tree
 from dspark_jax.models.rows import dense_rows
 from dspark_jax.spec import Spec
@@ -39,7 +38,7 @@ def feed(
       logits: float32[B, V]. Row after the last token fed so far.
       tokens: int32[B, P]. Right-padded.
       lengths: int32[B]. Real tokens, 0..P. Every request's block must fit, see
-        `attention.block_fits`.
+        `family.Target.chunk_fits`.
 
     Returns:
       (state with the chunk cached, logits of the row after each request's last
@@ -49,16 +48,26 @@ def feed(
     batch, width = tokens.shape
     last = jnp.arange(batch, dtype=jnp.int32) * width + jnp.maximum(lengths - 1, 0)
     taps = spec.taps if state.draft is not None else ()
-    fresh, features, pending = dense.evaluate(
-        spec.target, params["target"], state.target, state.capacity, rows, taps, last
+    target = family.target_of(spec.target)
+    fresh, features, pending = target.evaluate(
+        spec.target,
+        params["target"],
+        state.target,
+        state.capacity,
+        rows,
+        taps,
+        last,
+        spec.mesh,
     )
     fresh = spec.shard(fresh, "batch", "vocab")
     draft = state.draft
     if spec.draft is not None and draft is not None:
-        draft = backbone.inject(spec.draft, params["draft"], draft, features, rows)
+        draft = family.draft_of(spec.draft).inject(
+            spec.draft, params["draft"], draft, features, rows, lengths
+        )
     state = dataclasses.replace(
         state,
-        target=dense.commit(state.target, pending, rows.start),
+        target=target.commit(spec.target, state.target, pending, rows.start, lengths),
         draft=draft,
         length=state.length + lengths,
     )

@@ -11,15 +11,12 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.models import dense
-from dspark_jax.models.attention import block_fits, slots_for
-from dspark_jax.models.kv_cache import Cache, empty_cache
+from dspark_jax.models import family
 from dspark_jax.models.params import Tree, is_stacked
 from dspark_jax.models.rows import dense_rows, packed_rows
 from dspark_jax.spec import Spec
@@ -31,7 +28,7 @@ LONGEST = 110
 
 # (params, cache, ids int32[B, T], counts int32[B], start int32[B])
 # -> (logits float32[R, V], cache)
-Program = Callable[..., tuple[jax.Array, Cache]]
+Program = Callable[..., tuple[jax.Array, family.State]]
 
 
 class Probe:
@@ -82,11 +79,11 @@ class Probe:
           capacity: C.
         """
         width = self._spec.width if is_round else rows
-        slots = slots_for(capacity)
+        fits = family.target_of(self._spec.target).chunk_fits
         fit = [
             i
             for i, ids in enumerate(self._ids)
-            if len(ids) <= capacity and block_fits(len(ids) - 1, width, capacity, slots)
+            if len(ids) <= capacity and fits(len(ids) - 1, width, capacity)
         ]
         found: list[str | None] = [None] * len(self._ids)
         make = self._round if is_round else self._prefill
@@ -115,7 +112,7 @@ class Probe:
         cache = self._zeros(batch, capacity)
         for index, place in zip(group, places, strict=True):
             context = jax.tree.map(jnp.asarray, self._contexts[index])
-            cache = _put(cache, context, np.int32(place))
+            cache = _put(self._spec, cache, context, np.int32(place))
         begin = np.zeros((batch,), np.int32)
         for index, place in zip(group, places, strict=True):
             begin[place] = len(self._ids[index]) - self.steps
@@ -139,7 +136,7 @@ class Probe:
                     last[index] = np.asarray(logits[ends[place]])
         found = []
         for index, place in zip(group, places, strict=True):
-            kept = _cut(cache, np.int32(place), begin[place], self.steps)
+            kept = _cut(self._spec, cache, np.int32(place), begin[place], self.steps)
             digest = hashlib.sha256(last[index].tobytes())
             for leaf in jax.tree.leaves(kept):
                 digest.update(np.asarray(leaf).tobytes())
@@ -147,11 +144,11 @@ class Probe:
         return found
 
     @functools.cached_property
-    def _contexts(self) -> list[Cache]:
+    def _contexts(self) -> list[family.State]:
         """Keys and values of each context, on the host, [.., 1, K, LONGEST, d]."""
         batch, capacity = self._reference
         program = self._prefill(batch, CHUNK, capacity)
-        found: list[Cache] = []
+        found: list[family.State] = []
         for first in range(0, len(self._ids), batch):
             group = self._ids[first : first + batch]
             cache = self._zeros(batch, capacity)
@@ -166,20 +163,23 @@ class Probe:
                 _, cache = program(self._target, cache, ids, counts, start)
             for row in range(len(group)):
                 size = min(LONGEST, capacity)
-                part = _cut(cache, np.int32(row), np.int32(0), size)
+                part = _cut(self._spec, cache, np.int32(row), np.int32(0), size)
                 found.append(jax.device_get(part))
         return found
 
-    def _zeros(self, batch: int, capacity: int) -> Cache:
+    def _zeros(self, batch: int, capacity: int) -> family.State:
         dtype = jnp.dtype(self._spec.cache_dtype)
-        return empty_cache(self._spec.target, batch, capacity, dtype, self._stacked)
+        target = family.target_of(self._spec.target)
+        return target.empty_state(
+            self._spec.target, batch, capacity, dtype, self._stacked
+        )
 
     def _round(self, batch: int, rows: int, capacity: int) -> Program:
         width = self._spec.width
 
         def probed_round(params, cache, ids, counts, start):
             packed = packed_rows(ids, counts, start, width, rows)
-            return self._evaluate(params, cache, capacity, packed, None)
+            return self._evaluate(params, cache, capacity, packed, counts, None)
 
         return jax.jit(probed_round, donate_argnums=1)
 
@@ -188,16 +188,17 @@ class Probe:
             first = jnp.arange(batch, dtype=jnp.int32) * rows
             last = first + jnp.maximum(counts - 1, 0)
             padded = dense_rows(ids, counts, start)
-            return self._evaluate(params, cache, capacity, padded, last)
+            return self._evaluate(params, cache, capacity, padded, counts, last)
 
         return jax.jit(probed_prefill, donate_argnums=1)
 
-    def _evaluate(self, params, cache, capacity, rows, logit_rows):
+    def _evaluate(self, params, cache, capacity, rows, counts, logit_rows):
         spec = self._spec
-        logits, _, pending = dense.evaluate(
-            spec.target, params, cache, capacity, rows, spec.taps, logit_rows
+        target = family.target_of(spec.target)
+        logits, _, pending = target.evaluate(
+            spec.target, params, cache, capacity, rows, spec.taps, logit_rows, spec.mesh
         )
-        return logits, dense.commit(cache, pending, rows.start)
+        return logits, target.commit(spec.target, cache, pending, rows.start, counts)
 
 
 def _counts(rng: np.random.Generator, left: np.ndarray, room: int) -> np.ndarray:
@@ -210,28 +211,15 @@ def _counts(rng: np.random.Generator, left: np.ndarray, room: int) -> np.ndarray
     return counts.astype(np.int32)
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _put(cache: Cache, context: Cache, place: jax.Array) -> Cache:
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _put(spec: Spec, cache: family.State, context, place: jax.Array) -> family.State:
     """Writes a context into a request's first positions; too long ones are cut."""
-
-    def write(full: jax.Array, part: jax.Array) -> jax.Array:
-        part = part[..., : full.shape[-2], :]
-        at: list[Any] = [0] * full.ndim
-        at[-4] = place
-        return jax.lax.dynamic_update_slice(full, part, at)
-
-    return jax.tree.map(write, cache, context)
+    return family.target_of(spec.target).put(spec.target, cache, context, place)
 
 
-@functools.partial(jax.jit, static_argnums=3)
-def _cut(cache: Cache, place: jax.Array, start: jax.Array, size: int) -> Cache:
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def _cut(
+    spec: Spec, cache: family.State, place: jax.Array, start: jax.Array, size: int
+) -> family.State:
     """A request's positions `start` .. `start + size - 1`."""
-
-    def read(full: jax.Array) -> jax.Array:
-        at: list[Any] = [0] * full.ndim
-        shape = list(full.shape)
-        at[-4], at[-2] = place, start
-        shape[-4], shape[-2] = 1, size
-        return jax.lax.dynamic_slice(full, at, shape)
-
-    return jax.tree.map(read, cache)
+    return family.target_of(spec.target).cut(spec.target, cache, place, start, size)

@@ -13,6 +13,7 @@ option that is toggled costs one `round` program at most.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from dspark_jax.decoding.round import decode_round
 from dspark_jax.decoding.schedule import Plan, with_memory
 from dspark_jax.decoding.state import DecodeState, new_state
 from dspark_jax.decoding.words import round_words
-from dspark_jax.models.attention import slots_for
+from dspark_jax.models import family
 from dspark_jax.models.params import Tree
 from dspark_jax.scheduling.policy import Scheduled
 from dspark_jax.spec import Spec
@@ -180,7 +181,8 @@ class Programs:
         n, kept = state.counters.kept.shape[1], (state.proposal, state.memory)
         key = ("insert", *sizes, state.capacity, n, jax.tree.structure(kept))
         at = [jnp.asarray(np.int32(i)) for i in (row, place)]
-        return self._call(key, insert, (state, part, *at), (0,))
+        run = functools.partial(insert, self._spec)
+        return self._call(key, run, (state, part, *at), (0,))
 
     def fetch(self, results: Any) -> Any:
         """Results of a program as numpy arrays; waits for them."""
@@ -188,16 +190,17 @@ class Programs:
 
     def grow(self, state: DecodeState, capacity: int) -> DecodeState:
         """The same state with room for `capacity` positions."""
-        extra = slots_for(capacity) - slots_for(state.capacity)
+        spec = self._spec
+        sizes = state.capacity, capacity
 
         def run(state: DecodeState) -> DecodeState:
-            def longer(x: jax.Array) -> jax.Array:
-                pad = [(0, 0)] * (x.ndim - 2) + [(0, extra), (0, 0)]
-                return jnp.pad(x, pad)
-
+            context = state.draft
+            if spec.draft is not None and context is not None:
+                context = family.draft_of(spec.draft).grown(spec.draft, context, *sizes)
+            target = family.target_of(spec.target)
             return DecodeState(
-                target=jax.tree.map(longer, state.target),
-                draft=jax.tree.map(longer, state.draft),
+                target=target.grown(spec.target, state.target, *sizes),
+                draft=context,
                 proposal=state.proposal,
                 anchor=state.anchor,
                 length=state.length,

@@ -23,8 +23,7 @@ from dspark_jax.decoding.requests import Requests, Variant, holds_rows
 from dspark_jax.decoding.schedule import Plan
 from dspark_jax.decoding.state import RUNNING, DecodeState
 from dspark_jax.decoding.words import RoundWords
-from dspark_jax.models import dense
-from dspark_jax.models.draft import backbone
+from dspark_jax.models import family
 from dspark_jax.models.draft.proposal import Proposal
 from dspark_jax.models.params import Tree
 from dspark_jax.models.rows import packed_rows, uniform_rows
@@ -139,11 +138,20 @@ def decode_round(
         (state.target, state.draft, judged.pending, start, out.n_emitted)
     )[:4]
     state = dataclasses.replace(
-        state, target=dense.commit(cache, pending, start), draft=context
+        state,
+        target=family.target_of(spec.target).commit(
+            spec.target, cache, pending, start, out.n_emitted
+        ),
+        draft=context,
     )
     if n and spec.draft is not None and state.draft is not None:
-        context = backbone.inject(
-            spec.draft, params["draft"], state.draft, judged.features, rows
+        context = family.draft_of(spec.draft).inject(
+            spec.draft,
+            params["draft"],
+            state.draft,
+            judged.features,
+            rows,
+            out.n_emitted,
         )
         state = dataclasses.replace(state, draft=context)
         at = out.n_emitted.reshape(batch, *[1] * (words.draft.ndim - 1))

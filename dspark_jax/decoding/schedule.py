@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.config import DraftConfig
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.decoding.requests import Requests
 from dspark_jax.decoding.state import RUNNING, DecodeState
 from dspark_jax.models.draft.proposal import Proposal
@@ -46,10 +45,10 @@ class Plan:
     """
 
     costs: CostTable | None
-    total: jax.Array | None
+    total: jax.Array | np.generic | None
     policy: Scheduled
     buckets: tuple[int, ...]
-    drafts: jax.Array | None = None
+    drafts: jax.Array | np.generic | None = None
 
 
 def with_memory(
@@ -113,25 +112,8 @@ def _row(values: tuple[float, ...]) -> jax.Array:
 def choose_on_host(offer: Offer, costs: CostTable, rounds: int) -> tuple[int, bool]:
     """`total_of` and `draft_pays` of numpy arrays, while a round is in flight.
 
-    From a thread of its own: what one thread launches on a CPU runs in that order, and
-    the choice would wait for the round that is meant to hide it.
+    In numpy: what one thread launches on a CPU runs in that order, and a program would
+    wait for the round that is meant to hide it.
     """
-    return _beside().submit(_choose_here, offer, costs, rounds).result()
-
-
-@functools.cache
-def _beside() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="dspark-total")
-
-
-def _choose_here(offer: Offer, costs: CostTable, rounds: int) -> tuple[int, bool]:
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        total, drafts = _compiled_choice(offer, costs, np.int32(rounds))
-        return int(total), bool(drafts)
-
-
-@jax.jit
-def _compiled_choice(
-    offer: Offer, costs: CostTable, rounds: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    return total_of(offer, costs), draft_pays(offer, costs, rounds)
+    total, drafts = total_of(offer, costs), draft_pays(offer, costs, np.int32(rounds))
+    return int(total), bool(drafts)

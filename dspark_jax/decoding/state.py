@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from dspark_jax.config import DecoderConfig
+from dspark_jax.models import family
 from dspark_jax.models.draft.proposal import Proposal
-from dspark_jax.models.kv_cache import Cache, cache_bytes, empty_cache
 from dspark_jax.scheduling.memory import Memory
 from dspark_jax.spec import Spec
 
@@ -73,8 +72,8 @@ class DecodeState:
     """See the module.
 
     Attributes:
-      target: the target's keys and values.
-      draft: the draft's context keys and values; None when nothing is drafted.
+      target: what the target keeps of committed positions.
+      draft: what the draft keeps of them; None when nothing is drafted.
       proposal: waiting drafts; None before the first round and in plain decoding.
       anchor: int32[B]. The last committed token.
       length: int32[B]. Cached positions; the anchor's position.
@@ -85,8 +84,8 @@ class DecodeState:
       memory: what the next lengths follow from; None where they are fixed.
     """
 
-    target: Cache
-    draft: Cache | None
+    target: family.State
+    draft: family.State | None
     proposal: Proposal | None
     anchor: jax.Array
     length: jax.Array
@@ -130,19 +129,18 @@ def new_state(
     def zeros() -> jax.Array:
         return jnp.zeros((batch,), jnp.int32)
 
-    def cache(config: DecoderConfig) -> Cache:
-        def shard(x: jax.Array) -> jax.Array:
-            lead = [None] * (x.ndim - 4)
-            return spec.shard(x, *lead, "batch", "cache_heads", None, None)
+    def placed(of: family.Store, state: family.State) -> family.State:
+        return jax.tree.map(lambda x: spec.shard(x, *of.state_axes(x)), state)
 
-        return jax.tree.map(shard, empty_cache(config, batch, capacity, dtype, stacked))
-
-    drafts = spec.draft is not None and draft_length > 0
+    target, context = family.target_of(spec.target), None
+    if spec.draft is not None and draft_length > 0:
+        draft = family.draft_of(spec.draft)
+        size = batch, capacity, dtype, stacked
+        context = placed(draft, draft.empty_context(spec.draft, *size))
+    empty = target.empty_state(spec.target, batch, capacity, dtype, stacked)
     return DecodeState(
-        target=cache(spec.target),
-        draft=(
-            cache(spec.draft.backbone) if spec.draft is not None and drafts else None
-        ),
+        target=placed(target, empty),
+        draft=context,
         proposal=None,
         anchor=zeros(),
         length=zeros(),
@@ -176,13 +174,17 @@ def state_bytes(
     vocab, hidden = spec.target.vocab_size, spec.target.hidden_size
     laws = 3 if sampled else 1
     need = {
-        "target cache": cache_bytes(spec.target, batch, capacity, dtype),
+        "target cache": family.target_of(spec.target).state_bytes(
+            spec.target, batch, capacity, dtype
+        ),
         "logits and laws": 4 * vocab * (rows * laws + batch),
         "activations": 4 * batch * max(prefill, spec.width) * 6 * hidden
         + 8 * batch * max(prefill, spec.width) * spec.target.num_heads * capacity,
     }
     if spec.draft is not None and draft_length:
-        need["draft cache"] = cache_bytes(spec.draft.backbone, batch, capacity, dtype)
+        need["draft cache"] = family.draft_of(spec.draft).context_bytes(
+            spec.draft, batch, capacity, dtype
+        )
         if sampled:
             need["proposal"] = 4 * batch * draft_length * spec.draft.head_rows
     return need

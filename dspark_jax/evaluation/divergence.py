@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.models import dense
-from dspark_jax.models.kv_cache import empty_cache
+from dspark_jax.models import family
 from dspark_jax.models.params import Tree, is_stacked
 from dspark_jax.models.rows import dense_rows
 from dspark_jax.spec import Spec
@@ -108,11 +107,14 @@ def top2_margins(
     batch, width = tokens.shape
     stacked = is_stacked(params["target"])
     dtype = jnp.dtype(spec.cache_dtype)
-    # Everything is in the block. The cache stays empty, but has to hold the tiles
+    # Everything is in the block. The state stays empty; a cache has to hold the tiles
     # that the block touches.
-    cache = empty_cache(spec.target, batch, width, dtype, stacked)
+    target = family.target_of(spec.target)
+    state = target.empty_state(spec.target, batch, width, dtype, stacked)
     rows = dense_rows(tokens, lengths, jnp.zeros((batch,), jnp.int32))
-    logits, _, _ = dense.evaluate(spec.target, params["target"], cache, width, rows)
+    logits, _, _ = target.evaluate(
+        spec.target, params["target"], state, width, rows, mesh=spec.mesh
+    )
     top, _ = jax.lax.top_k(logits, 2)
     margins = (top[:, 0] - top[:, 1]).reshape(batch, width)
     real = jnp.arange(width, dtype=jnp.int32)[None] < lengths[:, None]

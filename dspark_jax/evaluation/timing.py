@@ -210,6 +210,6 @@ def plain_step_bytes(model: Model) -> int:
     """Weight bytes that a plain step reads: all but an embedding table of its own."""
     leaves = flatten(model.params["target"])
     total = sum(leaf.nbytes for leaf in leaves.values())
-    if not model.spec.target.tie_embeddings:
+    if "lm_head" in model.params["target"]:
         total -= leaves[("embed", "weight")].nbytes
     return total

@@ -1,7 +1,7 @@
 """A dense target as pure functions: declare, evaluate rows, commit.
 
     logits, features, pending = evaluate(config, params, cache, C, rows, taps)
-    cache = commit(cache, pending, rows.start)
+    cache = commit(config, cache, pending, rows.start, count)
 
 `evaluate` never writes the cache. `commit` stores all T rows of each block at
 the block's own positions; the caller moves the length by the rows it keeps, and
@@ -15,13 +15,16 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from dspark_jax.config import DecoderConfig
 from dspark_jax.models import kv_cache
+from dspark_jax.models.attention import block_fits, slots_for
 from dspark_jax.models.decoder_layer import block_view
 from dspark_jax.models.kv_cache import Cache
 from dspark_jax.models.layers import Norm, Table, embed, embed_scale, matmul, softcap
-from dspark_jax.models.params import Tree, build, stack_shapes
+from dspark_jax.models.params import Axes, Tree, build, stack_shapes
+from dspark_jax.models.params import for_cpu as listed_for_cpu
 from dspark_jax.models.rows import Rows
 from dspark_jax.models.stack import layer_declaration, run_layers
 
@@ -102,6 +105,7 @@ def evaluate(
     rows: Rows,
     taps: tuple[int, ...] = (),
     logit_rows: jax.Array | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[jax.Array, jax.Array, Cache]:
     """Evaluates rows against the committed positions; writes nothing.
 
@@ -113,6 +117,7 @@ def evaluate(
       rows: G rows; row j of a request sees its earlier rows and the cache.
       taps: layers whose outputs make the draft's context features.
       logit_rows: int32[R]. Rows whose logits are wanted; None is all of them.
+      mesh: unused; how work is split follows from where parameters lie.
 
     Returns:
       logits: float32[R, V].
@@ -120,6 +125,7 @@ def evaluate(
         `taps` (DSpark paper, section 3).
       pending: the block's own keys and values, `[B, K, T, d]` a layer.
     """
+    del mesh
     x = embed_rows(config, params["embed"]["weight"], rows.token)
     views = {kind: block_view(config, kind, rows, capacity) for kind in config.kinds}
     x, tapped, pending = run_layers(config, params["layers"], x, views, cache, taps)
@@ -147,6 +153,76 @@ def norm_graph(config: DecoderConfig) -> nnx.GraphDef:
     return build(lambda: Norm(config.hidden_size, config.rms_norm_eps, config.dtype))[0]
 
 
-def commit(cache: Cache, pending: Cache, start: jax.Array) -> Cache:
-    """Stores pending blocks at their positions; see `kv_cache.write_rows`."""
+def commit(
+    config: DecoderConfig,
+    cache: Cache,
+    pending: Cache,
+    start: jax.Array,
+    count: jax.Array,
+) -> Cache:
+    """Stores pending blocks at their positions; see `kv_cache.write_rows`.
+
+    All rows are written, those behind the first `count` where no mask lets them
+    through.
+    """
+    del config, count
     return kv_cache.write_rows(cache, pending, start)
+
+
+def for_cpu(config: DecoderConfig, params: Tree, whole_numbers: bool = False) -> Tree:
+    """`params` as decoding on a CPU wants them; see `params.for_cpu`."""
+    del config
+    return listed_for_cpu(params, whole_numbers)
+
+
+def check_mesh(config: DecoderConfig, mesh: Mesh) -> None:
+    """Any mesh will do: what does not divide lies whole on every device."""
+    del config, mesh
+
+
+def chunk_fits(start: int, width: int, capacity: int) -> bool:
+    """Whether a block of `width` rows may begin at `start`; see `block_fits`."""
+    return block_fits(start, width, capacity, slots_for(capacity))
+
+
+def grown(config: DecoderConfig, cache: Cache, capacity: int, more: int) -> Cache:
+    """A cache with room for `more` positions; see `kv_cache.longer`."""
+    del config
+    return kv_cache.longer(cache, capacity, more)
+
+
+def state_axes(leaf: jax.Array) -> Axes:
+    """Logical axes of a cache's leaf."""
+    return kv_cache.cache_axes(leaf)
+
+
+def empty_state(
+    config: DecoderConfig,
+    batch: int,
+    capacity: int,
+    dtype: jnp.dtype,
+    stacked: bool = False,
+) -> Cache:
+    """An empty cache; see `kv_cache.empty_cache`."""
+    return kv_cache.empty_cache(config, batch, capacity, dtype, stacked)
+
+
+def state_bytes(
+    config: DecoderConfig, batch: int, capacity: int, dtype: jnp.dtype
+) -> int:
+    """Bytes of a cache."""
+    return kv_cache.cache_bytes(config, batch, capacity, dtype)
+
+
+def cut(
+    config: DecoderConfig, cache: Cache, place: jax.Array, start: jax.Array, size: int
+) -> Cache:
+    """Some positions of one request; see `kv_cache.cut`."""
+    del config
+    return kv_cache.cut(cache, place, start, size)
+
+
+def put(config: DecoderConfig, cache: Cache, part: Cache, place: jax.Array) -> Cache:
+    """Writes a request's first positions; see `kv_cache.put`."""
+    del config
+    return kv_cache.put(cache, part, place)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from dspark_jax.config import DecoderConfig
 from dspark_jax.models.attention import slots_for
+from dspark_jax.models.params import Axes
 
 Cache = dict[str, dict[str, Any]]
 
@@ -82,3 +83,44 @@ def write_rows(cache: Cache, rows: Cache, start: jax.Array) -> Cache:
         return jax.vmap(put)(into, block, start)
 
     return jax.tree.map(write, cache, rows)
+
+
+def cache_axes(leaf: Any) -> Axes:
+    """Logical axes of a leaf `[B, K, slots, d]`, behind a layer axis when stacked."""
+    lead = (None,) * (leaf.ndim - 4)
+    return (*lead, "batch", "cache_heads", None, None)
+
+
+def longer(cache: Cache, capacity: int, more: int) -> Cache:
+    """A cache of `capacity` positions with room for `more`."""
+    extra = slots_for(more) - slots_for(capacity)
+
+    def one(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, extra), (0, 0)])
+
+    return jax.tree.map(one, cache)
+
+
+def cut(cache: Cache, place: jax.Array, start: jax.Array, size: int) -> Cache:
+    """Positions `start` .. `start + size - 1` of the request in a place."""
+
+    def read(full: jax.Array) -> jax.Array:
+        at: list[Any] = [0] * full.ndim
+        shape = list(full.shape)
+        at[-4], at[-2] = place, start
+        shape[-4], shape[-2] = 1, size
+        return jax.lax.dynamic_slice(full, at, shape)
+
+    return jax.tree.map(read, cache)
+
+
+def put(cache: Cache, part: Cache, place: jax.Array) -> Cache:
+    """Writes what `cut` gave to a request's first positions; the excess is cut off."""
+
+    def write(full: jax.Array, part: jax.Array) -> jax.Array:
+        part = part[..., : full.shape[-2], :]
+        at: list[Any] = [0] * full.ndim
+        at[-4] = place
+        return jax.lax.dynamic_update_slice(full, part, at)
+
+    return jax.tree.map(write, cache, part)

@@ -29,6 +29,9 @@ DEFAULT_RULES: Mapping[str, str] = {
     # Key/value heads of a cache; one entry of the axis is one head.
     "cache_heads": "tensor",
     "mlp": "tensor",
+    "experts": "tensor",
+    "o_groups": "tensor",
+    "index_heads": "tensor",
     "batch": "data",
 }
 

@@ -6,8 +6,9 @@ Survivals never rise along a request, so for a fixed total the largest of them a
 prefixes and promise the most: only the total has to be found (specification of
 scheduling, sections 1 and 2).
 
-Everything is float32 and rounds alike wherever the function is compiled. Sums are taken
-one by one; the one product that is added to something is exact.
+Everything is float32 and rounds alike wherever the function is compiled, and in numpy
+(see `arrays`). Sums are taken one by one; the one product that is added to something is
+exact.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +24,12 @@ import numpy as np
 from jax import lax
 
 from dspark_jax.config import require
+from dspark_jax.scheduling.arrays import library
 from pallas_kernels.allocate import allocate
 
 Number = jax.Array | np.ndarray | float
+# What `arrays.library` takes: of JAX, traced or not, or of numpy.
+Array = Any
 
 # Sizes up to here keep half of a slope's bits times a size exact, see `size_ms`.
 LARGEST_SIZE = 4096
@@ -75,7 +80,7 @@ def curve(sizes: Sequence[int] | np.ndarray, ms: Sequence[float] | np.ndarray) -
     return Curve(given.astype(np.int32), times)
 
 
-def size_ms(curve: Curve, slope: Number, sampler_ms: Number) -> jax.Array:
+def size_ms(curve: Curve, slope: Number, sampler_ms: Number) -> Array:
     """Milliseconds of a round in each compiled size: ms + max(0, slope) size + sampler.
 
     The slope multiplies the rows that run, padding included, and the curve is a lower
@@ -89,15 +94,15 @@ def size_ms(curve: Curve, slope: Number, sampler_ms: Number) -> jax.Array:
     Returns:
       float32[G].
     """
-    slope = jnp.asarray(slope, jnp.float32)
-    slope = jnp.where(slope > 0, slope, 0.0)
+    xp = library(curve.sizes, curve.ms, slope, sampler_ms)
+    over: Array = xp.asarray(slope, xp.float32)
+    over = xp.where(over > 0, over, xp.float32(0.0))
     # A compiler may or may not round a product before it adds it, and does so by
     # what it knows when it compiles. Twelve bits times a size need no rounding.
-    bits = lax.bitcast_convert_type(slope, jnp.uint32)
-    head = lax.bitcast_convert_type(bits & np.uint32(0xFFFFF000), jnp.float32)
-    sizes = jnp.asarray(curve.sizes).astype(jnp.float32)
-    times = jnp.asarray(curve.ms) + head * sizes + (slope - head) * sizes
-    return times + jnp.asarray(sampler_ms, jnp.float32)
+    head = (over.view(xp.uint32) & np.uint32(0xFFFFF000)).view(xp.float32)
+    sizes = xp.asarray(curve.sizes).astype(xp.float32)
+    times = xp.asarray(curve.ms) + head * sizes + (over - head) * sizes
+    return times + xp.asarray(sampler_ms, xp.float32)
 
 
 def ms_by_total(
@@ -105,7 +110,7 @@ def ms_by_total(
     slope: Number,
     sampler_ms: Number,
     totals: int,
-) -> jax.Array:
+) -> Array:
     """Milliseconds of a round, by its rows: each total in the smallest size that fits.
 
     Args:
@@ -117,26 +122,33 @@ def ms_by_total(
     Returns:
       float32[T] for 0 .. T - 1 rows.
     """
-    times = size_ms(curve, slope, sampler_ms)
     rows = jnp.arange(totals, dtype=jnp.int32)
-    place = smallest_size(curve, rows)
-    fits = place < times.size
-    return jnp.where(fits, times[jnp.minimum(place, times.size - 1)], jnp.inf)
+    return ms_of(size_ms(curve, slope, sampler_ms), smallest_size(curve, rows))
 
 
-def smallest_size(curve: Curve, rows: jax.Array) -> jax.Array:
+def ms_of(times: Array, place: Array) -> Array:
+    """float32 of float32[G] times and int32 places; infinite behind the last."""
+    xp = library(times, place)
+    last = xp.minimum(place, times.size - 1)
+    found = xp.asarray(times)[last]
+    return xp.where(place < times.size, found, xp.float32(np.inf))
+
+
+def smallest_size(curve: Curve, rows: Array) -> Array:
     """Which size holds so many rows: int32 places, G where none does."""
+    if library(curve.sizes, rows) is np:
+        return np.searchsorted(curve.sizes, rows).astype(np.int32)
     sizes = jnp.asarray(curve.sizes)
     return jnp.searchsorted(sizes, rows, method="compare_all").astype(jnp.int32)
 
 
 def choose_total(
-    values: jax.Array,
-    live: jax.Array,
+    values: Array,
+    live: Array,
     curve: Curve,
     slope: Number,
     sampler_ms: Number,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     """The total of rows with the most expected tokens a millisecond.
 
     Drafts are bought one by one, likeliest first. A total runs in the smallest size
@@ -169,21 +181,22 @@ def choose_total(
       ValueError: not float32[B, n] or bool[B].
     """
     require_batch(values, live)
-    requests = live.sum(dtype=jnp.int32)
+    xp = library(values, live, curve.ms, slope, sampler_ms)
+    requests = live.sum(dtype=xp.int32)
     queue = _falling(cleaned(values, live).reshape(-1))
     expected = bought_one_by_one(requests, queue)
-    totals = requests + jnp.arange(expected.size, dtype=jnp.int32)
+    totals = requests + xp.arange(expected.size, dtype=xp.int32)
     place = smallest_size(curve, totals)
     times = size_ms(curve, slope, sampler_ms)
     score = tokens_a_ms(expected, times, place)
-    worth_it = jnp.concatenate([jnp.ones(1, bool), queue > 0])
+    worth_it = xp.concatenate([xp.ones(1, bool), queue > 0])
     # The first of equal maxima is the smaller total.
-    score = jnp.where(worth_it & (place < times.size), score, -1.0)
-    best = jnp.argmax(score).astype(jnp.int32)
-    return requests + best, jnp.maximum(score[best], 0.0)
+    score = xp.where(worth_it & (place < times.size), score, xp.float32(-1.0))
+    best = xp.argmax(score).astype(xp.int32)
+    return requests + best, xp.maximum(score[best], xp.float32(0.0))
 
 
-def share(values: jax.Array, live: jax.Array, total: jax.Array) -> jax.Array:
+def share(values: Array, live: Array, total: Array) -> Array:
     """Rows of each request when `total` rows are shared by value.
 
     `pallas_kernels.allocate.allocate` for a batch with empty slots.
@@ -208,22 +221,25 @@ def share(values: jax.Array, live: jax.Array, total: jax.Array) -> jax.Array:
     return allocate(values, jnp.asarray(total, jnp.int32) + empty.sum()) - empty
 
 
-def cleaned(values: jax.Array, live: jax.Array) -> jax.Array:
+def cleaned(values: Array, live: Array) -> Array:
     """Values in [0, 1]: float32[B, n], 0 for NaN and in empty slots."""
+    xp = library(values, live)
     # NaN is not > 0.
     counted = (values > 0) & live[:, None]
-    return jnp.where(counted, jnp.minimum(values, 1.0), 0.0)
+    return xp.where(counted, xp.minimum(values, xp.float32(1.0)), xp.float32(0.0))
 
 
-def bought_one_by_one(requests: jax.Array, queue: jax.Array) -> jax.Array:
+def bought_one_by_one(requests: Array, queue: Array) -> Array:
     """Expected tokens after each draft of a queue: float32[K + 1] from float32[K].
 
     Sums are taken in the order of the queue, since other orders, those of a parallel
     sum among them, round otherwise.
     """
-    start = requests.astype(jnp.float32)
+    start = requests.astype(np.float32)
+    if library(requests, queue) is np:
+        return np.cumsum(np.concatenate([start[None], queue]), dtype=np.float32)
 
-    def buy(expected: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def buy(expected: jax.Array, value: jax.Array) -> tuple[Array, Array]:
         expected = expected + value
         return expected, expected
 
@@ -231,28 +247,33 @@ def bought_one_by_one(requests: jax.Array, queue: jax.Array) -> jax.Array:
     return jnp.concatenate([start[None], bought])
 
 
-def tokens_a_ms(expected: jax.Array, times: jax.Array, place: jax.Array) -> jax.Array:
+def tokens_a_ms(expected: Array, times: Array, place: Array) -> Array:
     """Scores: float32[K] of float32[K] tokens, float32[G] times and int32[K] places.
 
     A place beyond the last counts as the last.
     """
+    if library(expected, times, place) is np:
+        return expected / times[np.minimum(place, times.size - 1)]
     # Behind the barrier a compiler does not see that a divisor is known or that one
     # divides everything; it would multiply by a rounded reciprocal instead.
+    times = jnp.asarray(times)
     chosen = lax.optimization_barrier(times[jnp.minimum(place, times.size - 1)])
     return expected / chosen
 
 
-def _falling(values: jax.Array) -> jax.Array:
+def _falling(values: Array) -> Array:
     """Sorted, largest first; no negative number, no NaN.
 
     Such floats are in the order of their bits, and integers are sorted several times
     faster.
     """
+    if library(values) is np:
+        return np.sort(values)[::-1]
     bits = lax.bitcast_convert_type(values, jnp.int32)
     return lax.bitcast_convert_type(-lax.sort(-bits, is_stable=False), jnp.float32)
 
 
-def require_batch(values: jax.Array, live: jax.Array) -> None:
+def require_batch(values: Array, live: Array) -> None:
     """Raises ValueError unless float32[B, n] and bool[B]."""
     ok = values.ndim == 2 and values.dtype == jnp.float32
     require(ok, "values", f"{values.dtype}{list(values.shape)}", "float32[B, n]")

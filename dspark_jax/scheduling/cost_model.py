@@ -13,11 +13,18 @@ import functools
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dspark_jax.config import require
-from dspark_jax.scheduling.budget import Curve, ms_by_total, size_ms, smallest_size
+from dspark_jax.scheduling.arrays import library
+from dspark_jax.scheduling.budget import (
+    Array,
+    Curve,
+    ms_by_total,
+    ms_of,
+    size_ms,
+    smallest_size,
+)
 from dspark_jax.scheduling.estimators import ForwardSlope, SamplerTime
 
 
@@ -50,23 +57,22 @@ class CostTable:
 
         What `choose_total` and `ms_by_total` call `sampler_ms`.
         """
-        sampler = jnp.asarray(self.sampler_ms)[requests]
-        return sampler + jnp.asarray(self.draft_ms)[requests] if drafts else sampler
+        xp = library(self.sampler_ms, self.draft_ms, requests)
+        sampler = xp.asarray(self.sampler_ms)[requests]
+        return sampler + xp.asarray(self.draft_ms)[requests] if drafts else sampler
 
     def round_ms(
-        self, requests: jax.Array | int, rows: jax.Array | int, drafts: bool = True
-    ) -> jax.Array:
-        """Milliseconds of a round: float32[], infinite above the largest size.
+        self, requests: Array | int, rows: Array | int, drafts: bool = True
+    ) -> Array:
+        """Milliseconds of a round: float32[...], infinite above the largest size.
 
         Args:
           requests: int32[], live requests, 0..R.
-          rows: int32[], rows in all.
+          rows: int32[...], rows in all.
           drafts: whether the round drafts.
         """
         times = size_ms(self.curve, self.slope, self.fixed_ms(requests, drafts))
-        place = smallest_size(self.curve, jnp.asarray(rows, jnp.int32))
-        fits = place < times.size
-        return jnp.where(fits, times[jnp.minimum(place, times.size - 1)], jnp.inf)
+        return ms_of(times, smallest_size(self.curve, rows))
 
     def plain_ms(self, requests: jax.Array | int) -> jax.Array:
         """Milliseconds of a step without drafts, one row a request: float32[]."""
@@ -149,8 +155,9 @@ class CostModel:
     ) -> None:
         """Takes in a round of which only the whole time is known.
 
-        What is not the proposal's, as far as that is known, counts as the forward
-        pass: the curve of `profile` is measured in the same way.
+        What neither the curve nor the proposal explain is the same for every number
+        of rows, as far as one can tell: it counts as the sampler's. A round is rarely
+        shorter than the curve, and then says so by the slope.
 
         Args:
           requests: see `observe`.
@@ -158,9 +165,13 @@ class CostModel:
           drafts: whether the round made a proposal.
           round_ms: of the whole round on the device.
         """
-        forward = round_ms - (self._draft(requests) if drafts else 0.0)
+        known = float(self.curve.ms[self._place(rows)])
+        rest = round_ms - (self._draft(requests) if drafts else 0.0)
         self.observe(
-            requests=requests, rows=rows, forward_ms=max(forward, 0.0), sampler_ms=0.0
+            requests=requests,
+            rows=rows,
+            forward_ms=max(min(rest, known), 0.0),
+            sampler_ms=max(rest - known, 0.0),
         )
 
     def round_ms(self, requests: int, rows: int, drafts: bool = True) -> float:

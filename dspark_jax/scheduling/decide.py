@@ -11,13 +11,13 @@ can say how wide round r is while r - 1 still runs.
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 
 from dspark_jax.scheduling import gate
-from dspark_jax.scheduling.budget import choose_total, share
+from dspark_jax.scheduling.arrays import library
+from dspark_jax.scheduling.budget import Array, choose_total, share
 from dspark_jax.scheduling.cost_model import CostTable
 from dspark_jax.scheduling.early_stop import early_stop
 from dspark_jax.scheduling.memory import Memory, Offer
@@ -66,17 +66,17 @@ def with_offer(memory: Memory, offer: Offer, drafts: jax.Array) -> Memory:
     )
 
 
-def total_of(offer: Offer, costs: CostTable) -> jax.Array:
+def total_of(offer: Offer, costs: CostTable) -> Array:
     """int32[]: rows of the round after next, from what a proposal promises.
 
     The same on the host and in a program; see `scheduling.budget`.
     """
-    fixed = costs.fixed_ms(jnp.sum(offer.live, dtype=jnp.int32))
+    fixed = costs.fixed_ms(offer.live.sum(dtype=jnp.int32))
     total, _ = choose_total(offer.values, offer.live, costs.curve, costs.slope, fixed)
     return total
 
 
-def draft_pays(offer: Offer, costs: CostTable, rounds: jax.Array) -> jax.Array:
+def draft_pays(offer: Offer, costs: CostTable, rounds: Array) -> Array:
     """bool[]: whether `Budget` drafts, from a proposal's promise and those before it.
 
     Weighs tokens a millisecond with what drafts usually promise, the time of a proposal
@@ -89,7 +89,7 @@ def draft_pays(offer: Offer, costs: CostTable, rounds: jax.Array) -> jax.Array:
       rounds: int32[]. Rounds so far, the one that would draft included.
     """
     assert offer.usual is not None
-    count = jnp.sum(offer.live, dtype=jnp.int32)
+    count = offer.live.sum(dtype=jnp.int32)
     fixed = costs.fixed_ms(count)
     _, speed = choose_total(offer.usual, offer.live, costs.curve, costs.slope, fixed)
     n = offer.values.shape[1]
@@ -226,8 +226,9 @@ def _gated(
 def _gate_costs(costs: CostTable | None, live: jax.Array, n: int) -> gate.GateCosts:
     """Times of a round in which all requests do alike; only ratios matter."""
     assert costs is not None
-    count = jnp.maximum(jnp.sum(live, dtype=jnp.int32), 1)
-    rows = count * (1 + jnp.arange(n + 1, dtype=jnp.int32))
-    one = functools.partial(costs.round_ms, count, drafts=False)
+    xp = library(live, costs.curve.ms)
+    count = xp.maximum(live.sum(dtype=xp.int32), xp.int32(1))
+    rows = count * (1 + xp.arange(n + 1, dtype=xp.int32))
     with_drafts = costs.fixed_ms(count) - costs.fixed_ms(count, False)
-    return gate.GateCosts(with_drafts, jax.vmap(one)(rows), costs.plain_ms(count))
+    times = costs.round_ms(count, rows, drafts=False)
+    return gate.GateCosts(with_drafts, times, costs.plain_ms(count))

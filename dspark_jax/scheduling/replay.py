@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.config import DraftConfig, require
+from dspark_jax.config import require
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.files import replace_text
 from dspark_jax.results import Result, RoundLog
 from dspark_jax.scheduling import decide

@@ -7,9 +7,9 @@ k is large enough for the lost time to stay below a share of all time.
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from dspark_jax.config import require
+from dspark_jax.scheduling.arrays import library
 from dspark_jax.scheduling.gate_costs import GateCosts
 
 SHARE = 0.01
@@ -39,8 +39,9 @@ def probe_period(costs: GateCosts, drafts: int, share: float = SHARE) -> jax.Arr
     require(1 <= drafts <= covered, "drafts", drafts, f"1..{covered}")
     require(0 < share <= 1, "share", share, "(0, 1]")
     extra = costs.draft_ms + costs.verify_ms[drafts] - costs.plain_ms
-    period = jnp.ceil(extra / (share * costs.plain_ms))
-    return jnp.clip(period, 1.0, _NEVER).astype(jnp.int32)
+    xp = library(extra)
+    period = xp.ceil(extra / (share * costs.plain_ms))
+    return xp.clip(period, 1.0, _NEVER).astype(xp.int32)
 
 
 def is_probe(rounds: jax.Array, period: jax.Array | int) -> jax.Array:
@@ -58,5 +59,6 @@ def is_probe(rounds: jax.Array, period: jax.Array | int) -> jax.Array:
     Returns:
       bool[...].
     """
-    period = jnp.asarray(period, jnp.int32)
-    return jnp.mod(rounds, period) == period - 1
+    xp = library(rounds, period)
+    period = xp.asarray(period, xp.int32)
+    return xp.mod(rounds, period) == period - 1

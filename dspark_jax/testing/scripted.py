@@ -12,7 +12,8 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.config import AttentionConfig, DecoderConfig, DraftConfig
+from dspark_jax.config import AttentionConfig, DecoderConfig
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.model import Model, make_model
 from dspark_jax.models import dense
 from dspark_jax.models.draft import backbone

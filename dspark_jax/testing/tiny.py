@@ -8,13 +8,8 @@ import jax
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from dspark_jax.config import (
-    AttentionConfig,
-    DecoderConfig,
-    DraftConfig,
-    HeadKind,
-    RopeConfig,
-)
+from dspark_jax.config import AttentionConfig, DecoderConfig, RopeConfig
+from dspark_jax.config_draft import DraftConfig, HeadKind
 from dspark_jax.model import Model, make_model
 from dspark_jax.models import dense
 from dspark_jax.models.draft import backbone

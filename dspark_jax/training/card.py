@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dspark_jax.config import DraftConfig
+from dspark_jax.config_draft import DraftConfig
+from dspark_jax.models.draft.backbone import decoder_of
 from dspark_jax.training.settings import TrainConfig
 
 
@@ -26,7 +27,7 @@ def model_card(
       figures: of the exported weights, `HeldOut.to_json`.
       lines: the run's metrics.
     """
-    backbone = draft.backbone
+    backbone = decoder_of(draft)
     geometry = backbone.attention("full")
     last = max((line["step"] for line in lines), default=0)
     anchors = last * config.sequences * config.anchors

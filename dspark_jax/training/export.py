@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from dspark_jax.checkpoint.native import write_native
-from dspark_jax.config import DraftConfig
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.models.params import Tree, flatten, unflatten
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from dspark_jax.config import DraftConfig
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.models import dense
 from dspark_jax.models.decoder_layer import DecoderLayer
 from dspark_jax.models.draft import backbone
@@ -84,7 +84,7 @@ def block_hidden(
     Returns:
       float32[B, A, block_size, H] after the final norm.
     """
-    decoder, width = config.backbone, config.block_size
+    decoder, width = backbone.decoder_of(config), config.block_size
     batch, length = tokens.shape
     first = jnp.take_along_axis(tokens, anchors, axis=1)[:, :, None]
     masks = jnp.full((*anchors.shape, width - 1), config.mask_token_id, jnp.int32)
@@ -96,7 +96,7 @@ def block_hidden(
     table = backbone.embed_table(params, target_params)
     x = dense.embed_rows(decoder, table, ids.reshape(batch, -1))
     rows = features.reshape(batch * length, -1).astype(jnp.float32)
-    context = backbone.context(config, params, rows).reshape(batch, length, -1)
+    context = backbone.context_rows(config, params, rows).reshape(batch, length, -1)
     for layer in range(decoder.num_layers):
         kind, index = decoder.layer_slot(layer)
         geometry = decoder.attention(kind)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dspark_jax.config import DraftConfig
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.models.params import Tree
 from dspark_jax.training.corpus import Corpus
 from dspark_jax.training.settings import TrainConfig

@@ -7,13 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from dspark_jax.config import (
-    AttentionConfig,
-    DecoderConfig,
-    DraftConfig,
-    HeadKind,
-    require,
-)
+from dspark_jax.config import AttentionConfig, DecoderConfig, require
+from dspark_jax.config_draft import DraftConfig, HeadKind
 from dspark_jax.training.losses import LossConfig
 
 

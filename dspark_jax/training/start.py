@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dspark_jax.checkpoint.pair import check_pair
-from dspark_jax.config import DecoderConfig, DraftConfig
+from dspark_jax.config import DecoderConfig
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.models.draft import backbone
 from dspark_jax.models.params import Tree, flatten, layer_at, random_params, unflatten
 
@@ -53,7 +54,7 @@ def target_start(
     """
     flat = flatten(random_start(config, seed))
     count, h = config.backbone.num_layers, config.backbone.hidden_size
-    d = config.backbone.attention("full").head_dim
+    d = backbone.decoder_of(config).attention("full").head_dim
     if count > target.num_layers:
         raise ValueError(
             f"`start` is 'target' but the draft has {count} layers and the target "

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from dspark_jax.config import DraftConfig
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.models import dense
 from dspark_jax.models.draft import backbone
 from dspark_jax.models.params import Tree, flatten, unflatten
@@ -45,9 +45,8 @@ def compute_params(params: Tree, frozen: Tree, dtype: str) -> Tree:
 
 def can_fuse(config: DraftConfig, train: TrainConfig) -> bool:
     """Whether `head_loss` says the same as the plain terms."""
-    plain = (
-        config.backbone.logit_softcap is None and config.backbone.valid_vocab is None
-    )
+    decoder = backbone.decoder_of(config)
+    plain = decoder.logit_softcap is None and decoder.valid_vocab is None
     return (
         plain
         and train.top > 0
@@ -233,7 +232,9 @@ def _terms_of(
     hidden = _aligned(batch, labels, "hidden").astype(jnp.float32)
     flat = hidden.reshape(-1, hidden.shape[-1])
     table = frozen["target_head"]["weight"]
-    probs = jax.nn.softmax(dense.head_logits(config.backbone, flat, table), axis=-1)
+    probs = jax.nn.softmax(
+        dense.head_logits(backbone.decoder_of(config), flat, table), axis=-1
+    )
     if "d2t" in frozen:
         probs = jnp.take(probs, frozen["d2t"], axis=1)
     return losses.dense_terms(logits, probs.reshape(*labels.shape, -1), wanted)

@@ -16,7 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from dspark_jax.checkpoint import store
-from dspark_jax.config import DecoderConfig, DraftConfig, require
+from dspark_jax.config import DecoderConfig, require
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.models import dense
 from dspark_jax.models.draft import backbone
 from dspark_jax.models.params import (
@@ -356,7 +357,7 @@ class Trainer:
             here = SingleDeviceSharding(jax.devices()[0])
             return jax.tree.map(lambda leaf: here, state)
         shapes, axes = backbone.declaration(self.draft)
-        counts = dense.unit_counts(self.draft.backbone)
+        counts = dense.unit_counts(backbone.decoder_of(self.draft))
         places = flatten(shardings(shapes, axes, self.mesh, counts))
         whole = NamedSharding(self.mesh, PartitionSpec())
 

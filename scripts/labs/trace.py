@@ -31,7 +31,7 @@ from dspark_jax.decoding.requests import Requests, pack_requests
 from dspark_jax.decoding.state import FINISH_REASONS, RUNNING, DecodeState
 from dspark_jax.decoding.words import round_words
 from dspark_jax.model import Model
-from dspark_jax.models import dense
+from dspark_jax.models import family
 from dspark_jax.models.params import Tree
 from dspark_jax.models.rows import packed_rows
 from dspark_jax.scheduling import decide
@@ -139,7 +139,7 @@ def _verified(
     assert proposal is not None
     block = jnp.concatenate([state.anchor[:, None], proposal.ids], axis=1)
     rows = packed_rows(block, lengths, state.length, spec.width, size)
-    logits, _, _ = dense.evaluate(
+    logits, _, _ = family.target_of(spec.target).evaluate(
         spec.target, params["target"], state.target, state.capacity, rows
     )
     judged = judge(

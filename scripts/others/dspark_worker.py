@@ -53,9 +53,11 @@ class Dspark:
 
         from dspark_jax.checkpoint.load import read_params
         from dspark_jax.checkpoint.names import HF, declared_shapes, expected
+        from dspark_jax.config import DecoderConfig
         from dspark_jax.models.params import flatten
 
         _, config, params = read_params(self.file)
+        assert isinstance(config, DecoderConfig)
         leaves = {k: np.asarray(v) for k, v in flatten(params).items()}
         tensors = {}
         for name, slot in expected(config, declared_shapes(config), HF).items():

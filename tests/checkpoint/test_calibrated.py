@@ -16,7 +16,8 @@ from dspark_jax.checkpoint import native, store
 from dspark_jax.checkpoint.calibrated import read_draft_config, write_temperatures
 from dspark_jax.checkpoint.convert import convert, verify_stored
 from dspark_jax.checkpoint.load import fit_draft, read_params
-from dspark_jax.config import draft_from_json, to_json
+from dspark_jax.config import to_json
+from dspark_jax.config_draft import draft_from_json
 from dspark_jax.decoding.schedule import offered
 from dspark_jax.errors import CheckpointError
 from dspark_jax.models.params import flatten

@@ -17,7 +17,7 @@ from dspark_jax.checkpoint import store
 from dspark_jax.checkpoint.convert import convert, verify_stored
 from dspark_jax.checkpoint.load import read_config, read_params
 from dspark_jax.checkpoint.source import open_source
-from dspark_jax.config import DraftConfig
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.errors import CheckpointError
 from dspark_jax.models.params import flatten
 from tests.checkpoint.conftest import DRAFTS, TARGETS

@@ -47,14 +47,14 @@ def logits(params, batch: int, length: int, config=CONFIG) -> np.ndarray:
     def prefill(params, cache):
         rows = dense_rows(tokens[:, :PROMPT], full, zero)
         _, _, pending = dense.evaluate(config, params, cache, CAPACITY, rows)
-        return dense.commit(cache, pending, zero)
+        return dense.commit(config, cache, pending, zero, full)
 
     def step(params, cache, block, start):
         real = jnp.full((batch,), length + 1, jnp.int32)
         bucket = max(2, batch * (length + 1))
         rows = uniform_rows(block, real, start, WIDTH, bucket)
         out, _, pending = dense.evaluate(config, params, cache, CAPACITY, rows)
-        return out, dense.commit(cache, pending, start)
+        return out, dense.commit(config, cache, pending, start, real)
 
     cache, step = jax.jit(prefill)(params, cache), jax.jit(step)
     found = []

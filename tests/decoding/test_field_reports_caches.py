@@ -65,7 +65,7 @@ def test_fr19_drafts_keep_to_their_window(window):
         rows = dense_rows(jnp.zeros((3, length), jnp.int32), start + length, start)
         draft = params["draft"]
         flat = features.reshape(3 * length, width)
-        cache = backbone.inject(config, draft, cache, flat, rows)
+        cache = backbone.inject(config, draft, cache, flat, rows, start + length)
         return propose(
             config, draft, params["target"], cache, 32, start + 5, start + length,
             jnp.zeros((3, 4), jnp.uint32), lambda x, _: (argmax_ids(x), None, None),

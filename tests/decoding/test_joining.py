@@ -51,7 +51,7 @@ def test_every_number_of_a_place_is_replaced(policy, stacked):
     whole = filled(spec, 3, policy, stacked, 0)
     part = filled(spec, 2, policy, stacked, 1001)
     row, place = jnp.int32(1), jnp.int32(2)
-    after = jax.jit(insert)(whole, part, row, place)
+    after = jax.jit(insert, static_argnums=0)(spec, whole, part, row, place)
     old, new, got = (
         jax.tree_util.tree_leaves_with_path(one) for one in (whole, part, after)
     )

@@ -151,7 +151,9 @@ def test_drafts_depend_on_anchor_context_and_positions(model):
         )
         rows = dense_rows(jnp.zeros((count, length), jnp.int32), start + length, start)
         flat = features.reshape(count * length, -1)
-        cache = backbone.inject(config, params["draft"], cache, flat, rows)
+        cache = backbone.inject(
+            config, params["draft"], cache, flat, rows, start + length
+        )
         words = jnp.zeros((count, config.gamma), jnp.uint32)
         return propose(
             config, params["draft"], params["target"], cache, CAPACITY, anchor,

@@ -1,7 +1,8 @@
 """Reference checkpoints and traces, read once, and how to compare with them.
 
 The data were recorded from the reference implementation. Arrays of the traces that
-no test reads are left out of the copies under `tests/data`.
+no test reads are left out of the copies under `tests/data`, and most traces keep
+hidden states and draft logits of the rounds in `kept_rounds` only.
 """
 
 import functools

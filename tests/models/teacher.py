@@ -31,16 +31,19 @@ def _for_all_rounds(cache: Cache) -> Cache:
 @functools.partial(quick_jit, static_argnums=0)
 def _draft(spec, params, features, anchor, start, forced):
     config, draft, target = spec.draft, params["draft"], params["target"]
-    cache = empty_cache(config.backbone, 1, CONTEXT, jnp.dtype("float32"), False)
+    cache = backbone.empty_context(config, 1, CONTEXT, jnp.dtype("float32"))
     zero = jnp.zeros((1,), jnp.int32)
     rows = dense_rows(jnp.zeros((1, CONTEXT), jnp.int32), zero + CONTEXT, zero)
-    cache = _for_all_rounds(backbone.inject(config, draft, cache, features, rows))
+    cache = backbone.inject(config, draft, cache, features, rows, zero + CONTEXT)
+    cache = _for_all_rounds(cache)
 
     def choose(logits, words):
         wanted = words.astype(jnp.int32)
         return jnp.where(wanted > 0, wanted - 1, argmax_ids(logits)), None, None
 
-    hidden = backbone.block_hidden(config, draft, target, cache, CONTEXT, anchor, start)
+    hidden, _ = backbone.block_rows(
+        config, draft, target, cache, CONTEXT, anchor, start
+    )
     flat = hidden.reshape(-1, hidden.shape[-1])
     base = backbone.base_logits(config, draft, target, flat)
     proposal, corrected = propose(
@@ -55,7 +58,7 @@ def _verify(config, params, tokens, blocks, lengths, start):
     zero = jnp.zeros((1,), jnp.int32)
     rows = dense_rows(tokens, zero + CONTEXT, zero)
     _, _, pending = dense.evaluate(config, params, cache, CONTEXT, rows)
-    cache = _for_all_rounds(dense.commit(cache, pending, zero))
+    cache = _for_all_rounds(dense.commit(config, cache, pending, zero, zero + CONTEXT))
     rows = dense_rows(blocks, lengths, start)
     logits, _, _ = dense.evaluate(config, params, cache, CONTEXT, rows)
     return logits.reshape(*blocks.shape, -1)

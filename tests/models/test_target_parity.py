@@ -46,7 +46,8 @@ def evaluate_whole(config, params, cache, tokens, lengths):
 def evaluate_chunk(config, params, cache, tokens, lengths, start):
     rows = dense_rows(tokens, lengths, start)
     logits, _, pending = dense.evaluate(config, params, cache, CAPACITY, rows)
-    return dense.commit(cache, pending, start), logits.reshape(*tokens.shape, -1)
+    cache = dense.commit(config, cache, pending, start, lengths)
+    return cache, logits.reshape(*tokens.shape, -1)
 
 
 def prompts(name):

@@ -335,3 +335,19 @@ def test_bad_input():
             choose(values, wrong)
         with pytest.raises(ValueError, match=r"`live`"):
             share(values, wrong, 2)
+
+
+def test_numpy_and_programs_agree_to_the_bit(rng):
+    """The host decides in numpy, a program in JAX: totals and scores are the same."""
+    steps = curve([2, 4, 8, 16, 32], [8.0, 9.0, 10.5, 12.0, 18.0])
+    compiled = jax.jit(choose_total)
+    for _ in range(200):
+        values = np.sort(rng.random((5, 4), np.float32), axis=1)[:, ::-1].copy()
+        values[rng.random((5, 4)) < 0.1] = rng.choice([0.0, 1.0, np.nan])
+        live = rng.random(5) < 0.8
+        slope, sampler = np.float32(rng.normal() / 4), np.float32(3 * rng.random())
+        here = choose_total(values, live, steps, slope, sampler)
+        assert not any(isinstance(x, jax.Array) for x in here)
+        there = compiled(values, live, steps, slope, sampler)
+        assert int(here[0]) == int(there[0])
+        assert np.float32(here[1]).tobytes() == np.asarray(there[1]).tobytes()

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dspark_jax.config import AttentionConfig, DecoderConfig, DraftConfig, RopeConfig
+from dspark_jax.config import AttentionConfig, DecoderConfig, RopeConfig
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.models import params as trees
 from dspark_jax.models.draft import backbone
 from dspark_jax.training import losses

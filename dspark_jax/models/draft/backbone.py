@@ -15,14 +15,16 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
-from dspark_jax.config import DraftConfig
+from dspark_jax.config import DecoderConfig
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.models import dense
 from dspark_jax.models.decoder_layer import block_view
 from dspark_jax.models.draft.heads import ConfidenceHead, MarkovHead
 from dspark_jax.models.kv_cache import Cache, write_rows
 from dspark_jax.models.layers import Linear, Norm, Table, matmul
-from dspark_jax.models.params import Tree, build, layer_at
+from dspark_jax.models.params import Axes, Tree, build, layer_at
 from dspark_jax.models.rows import Rows, dense_rows
 from dspark_jax.models.stack import layer_module, run_layers
 
@@ -32,7 +34,7 @@ class _Ends(nnx.Module):
 
     def __init__(self, config: DraftConfig):
         """Declares projections, norms, heads and tables of its own."""
-        backbone = config.backbone
+        backbone = decoder_of(config)
         h, dtype, eps = backbone.hidden_size, backbone.dtype, backbone.rms_norm_eps
         taps = len(config.target_layer_ids)
         self.fc = Linear(h, taps * h, ("embed", None), dtype)
@@ -48,6 +50,12 @@ class _Ends(nnx.Module):
             self.lm_head = Table(config.head_rows, h, ("vocab", "embed"), dtype)
 
 
+def decoder_of(config: DraftConfig) -> DecoderConfig:
+    """The layers' settings."""
+    assert isinstance(config.backbone, DecoderConfig)
+    return config.backbone
+
+
 @functools.cache
 def _ends(config: DraftConfig):
     return build(lambda: _Ends(config))
@@ -60,7 +68,7 @@ def declaration(config: DraftConfig) -> tuple[Tree, Tree]:
     A reduced vocabulary adds `d2t` int32[V_draft], the target id of each row.
     """
     _, shapes, axes = _ends(config)
-    layer_shapes, layer_axes = dense.declare_layers(config.backbone)
+    layer_shapes, layer_axes = dense.declare_layers(decoder_of(config))
     shapes = {**shapes, "layers": layer_shapes}
     axes = {**axes, "layers": layer_axes}
     if config.draft_vocab_size is not None:
@@ -92,31 +100,38 @@ def head_table(params: Tree, target_params: Tree) -> jax.Array:
     return dense.head_table(target_params)
 
 
-def context(config: DraftConfig, params: Tree, features: jax.Array) -> jax.Array:
+def context_rows(config: DraftConfig, params: Tree, features: jax.Array) -> jax.Array:
     """float32[G, m * H] target features -> float32[G, H] context rows."""
     modules = ends(config, params)
     return modules.hidden_norm(modules.fc(features))
 
 
 def inject(
-    config: DraftConfig, params: Tree, cache: Cache, features: jax.Array, rows: Rows
+    config: DraftConfig,
+    params: Tree,
+    context: Cache,
+    features: jax.Array,
+    rows: Rows,
+    count: jax.Array,
 ) -> Cache:
     """Adds context rows to the draft's cache.
 
     Args:
       config: the draft.
       params: its parameters.
-      cache: keys and values of positions below `rows.start`.
+      context: keys and values of positions below `rows.start`.
       features: float32[G, m * H]. One row a position, from the target.
       rows: the rows that made the features. All T rows of a block are
-        written at their positions; those the caller does not count into the
-        context length stay masked and are overwritten later.
+        written at their positions; those behind the first `count` stay masked and
+        are overwritten later.
+      count: int32[B]. Rows of each block that are committed.
 
     Returns:
       The cache with the rows written.
     """
-    backbone = config.backbone
-    ctx = context(config, params, features)
+    del count
+    backbone, cache = decoder_of(config), context
+    ctx = context_rows(config, params, features)
     fresh: dict[str, dict[str, list[jax.Array]]] = {
         kind: {"k": [], "v": []} for kind in backbone.kinds
     }
@@ -138,30 +153,34 @@ def inject(
     return write_rows(cache, block, rows.start)
 
 
-def block_hidden(
+def block_rows(
     config: DraftConfig,
     params: Tree,
     target_params: Tree,
-    cache: Cache,
+    context: Cache,
     capacity: int,
     anchor: jax.Array,
     position: jax.Array,
-) -> jax.Array:
+    mesh: Mesh | None = None,
+) -> tuple[jax.Array, jax.Array]:
     """Evaluates one block for every request.
 
     Args:
       config: the draft.
       params: its parameters.
       target_params: for the tables that the draft shares.
-      cache: context of all positions below `position`.
+      context: keys and values of all positions below `position`.
       capacity: C, positions the cache was made for.
       anchor: int32[B]. The last committed token.
       position: int32[B]. Its position.
+      mesh: unused; how work is split follows from where parameters lie.
 
     Returns:
-      float32[B, block_size, H] after the final norm.
+      float32[B, gamma, H] after the final norm, for the output head and again for
+      the confidence head.
     """
-    batch, width, backbone = anchor.shape[0], config.block_size, config.backbone
+    del mesh
+    batch, width, backbone = anchor.shape[0], config.block_size, decoder_of(config)
     masks = jnp.full((batch, width - 1), config.mask_token_id, jnp.int32)
     ids = jnp.concatenate([anchor[:, None], masks], axis=1)
     rows = dense_rows(ids, jnp.full((batch,), width, jnp.int32), position)
@@ -170,8 +189,11 @@ def block_hidden(
         kind: block_view(backbone, kind, rows, capacity, causal=False)
         for kind in backbone.kinds
     }
-    x, _, _ = run_layers(backbone, params["layers"], x, views, cache)
-    return ends(config, params).norm(x).reshape(batch, width, -1)
+    x, _, _ = run_layers(backbone, params["layers"], x, views, context)
+    hidden = ends(config, params).norm(x).reshape(batch, width, -1)
+    if not config.sample_from_anchor:
+        hidden = hidden[:, 1:]
+    return hidden, hidden
 
 
 def base_logits(
@@ -184,8 +206,10 @@ def base_logits(
     """
     table = head_table(params, target_params)
     if config.draft_vocab_size is None:
-        return dense.head_logits(config.backbone, hidden, table)
-    logits = dense.softcap(dense.matmul(hidden, table), config.backbone.logit_softcap)
+        return dense.head_logits(decoder_of(config), hidden, table)
+    logits = dense.softcap(
+        dense.matmul(hidden, table), decoder_of(config).logit_softcap
+    )
     valid = config.backbone.valid_vocab
     if valid is None:
         return logits
@@ -215,3 +239,36 @@ def corrected_logits(
     if latent is None:
         return logits
     return logits + matmul(latent, params["markov"]["w2"]["weight"])
+
+
+def for_cpu(config: DraftConfig, params: Tree, whole_numbers: bool = False) -> Tree:
+    """`params` as decoding on a CPU wants them; see `params.for_cpu`."""
+    return dense.for_cpu(decoder_of(config), params, whole_numbers)
+
+
+def state_axes(leaf: jax.Array) -> Axes:
+    """Logical axes of a context's leaf."""
+    return dense.state_axes(leaf)
+
+
+def grown(config: DraftConfig, context: Cache, capacity: int, more: int) -> Cache:
+    """A context with room for `more` positions."""
+    return dense.grown(decoder_of(config), context, capacity, more)
+
+
+def empty_context(
+    config: DraftConfig,
+    batch: int,
+    capacity: int,
+    dtype: jnp.dtype,
+    stacked: bool = False,
+) -> Cache:
+    """Empty context for `batch` requests of up to `capacity` positions."""
+    return dense.empty_state(decoder_of(config), batch, capacity, dtype, stacked)
+
+
+def context_bytes(
+    config: DraftConfig, batch: int, capacity: int, dtype: jnp.dtype
+) -> int:
+    """Bytes of a context."""
+    return dense.state_bytes(decoder_of(config), batch, capacity, dtype)

@@ -12,7 +12,7 @@ order:
              z = tanh(p_out),  s_0 = 0
 
 Confidence reads the previous token only, so it is known before the position is
-sampled: logit_k = w [h_k ; e] + b.
+sampled: logit_k = w [h_k ; e] + b (DeepSeek-V4 drafts have no b).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from dspark_jax.config import DraftConfig
+from dspark_jax.config import DecoderConfig
+from dspark_jax.config_draft import DraftConfig
 from dspark_jax.models.layers import Linear, Table, embed, matmul
 from dspark_jax.models.params import declare
 
@@ -86,13 +87,14 @@ class ConfidenceHead(nnx.Module):
     """Acceptance logit of a position, computed in float32."""
 
     def __init__(self, config: DraftConfig):
-        """Declares one row of weights and a bias."""
+        """Declares one row of weights and, but for DeepSeek-V4 drafts, a bias."""
         width = config.backbone.hidden_size
         width += config.markov_rank if config.confidence_with_markov else 0
         dtype = config.backbone.dtype
         self.with_markov = config.confidence_with_markov
         self.weight = declare((1, width), dtype, (None, None))
-        self.bias = declare((1,), dtype, (None,))
+        has_bias = isinstance(config.backbone, DecoderConfig)
+        self.bias = declare((1,), dtype, (None,)) if has_bias else None
 
     def __call__(self, hidden: jax.Array, embedded: jax.Array | None) -> jax.Array:
         """float32[..., H] (and float32[..., r]) -> float32[...] logits."""
@@ -102,5 +104,8 @@ class ConfidenceHead(nnx.Module):
         weight = self.weight[...].astype(jnp.float32)
         # An elementwise product and a sum: one row would be a slow dot.
         row = weight.reshape((1,) * (x.ndim - 1) + weight.shape[1:])
+        logit = jnp.sum(x * row, axis=-1)
+        if self.bias is None:
+            return logit
         bias = self.bias[...].astype(jnp.float32).reshape((1,) * (x.ndim - 1))
-        return jnp.sum(x * row, axis=-1) + bias
+        return logit + bias

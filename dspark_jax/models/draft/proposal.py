@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from dspark_jax.config import DraftConfig
-from dspark_jax.models.draft import backbone
-from dspark_jax.models.kv_cache import Cache
+from dspark_jax.config_draft import DraftConfig
+from dspark_jax.models import family
 from dspark_jax.models.params import Tree
 
 
@@ -53,7 +53,7 @@ def propose(
     config: DraftConfig,
     params: Tree,
     target_params: Tree,
-    cache: Cache,
+    context: family.State,
     capacity: int,
     anchor: jax.Array,
     position: jax.Array,
@@ -61,6 +61,7 @@ def propose(
     choose: Choose,
     *,
     unroll: bool = True,
+    mesh: Mesh | None = None,
 ) -> tuple[Proposal, jax.Array]:
     """Drafts n tokens after the anchor of every request.
 
@@ -68,8 +69,8 @@ def propose(
       config: the draft.
       params: its parameters.
       target_params: for the tables that the draft shares.
-      cache: context of all positions below `position`.
-      capacity: C, positions the cache was made for.
+      context: of all positions below `position`.
+      capacity: C, positions the context was made for.
       anchor: int32[B]. The last committed token.
       position: int32[B]. Its position.
       words: uint32[B, n, ...]. Random words, 1 <= n <= gamma.
@@ -77,26 +78,26 @@ def propose(
         and its words uint32[B, ...]; see `Choose`.
       unroll: compile every position by itself, which runs a little faster; a
         loop compiles faster where choosing is a large program.
+      mesh: of the model.
 
     Returns:
       The proposal, and the corrected logits float32[B, n, V_draft].
     """
     batch, length = words.shape[:2]
-    hidden = backbone.block_hidden(
-        config, params, target_params, cache, capacity, anchor, position
+    model = family.draft_of(config)
+    hidden, plain = model.block_rows(
+        config, params, target_params, context, capacity, anchor, position, mesh
     )
-    if not config.sample_from_anchor:
-        hidden = hidden[:, 1:]
-    hidden = hidden[:, :length]
-    base = backbone.base_logits(
+    hidden, plain = hidden[:, :length], plain[:, :length]
+    base = model.base_logits(
         config, params, target_params, hidden.reshape(batch * length, -1)
     ).reshape(batch, length, -1)
-    modules = backbone.ends(config, params)
+    modules = model.ends(config, params)
     markov = modules.markov if config.markov_rank else None
 
     def step(carry, xs):
         previous, state = carry
-        row, logits, word = xs
+        row, doubtful, logits, word = xs
         embedded = None
         if markov is not None:
             embedded = markov.embed(previous)
@@ -104,14 +105,16 @@ def propose(
             logits = logits + bias
         confidence = jnp.zeros((batch,), jnp.float32)
         if config.confidence:
-            confidence = modules.confidence(row, embedded)
+            confidence = modules.confidence(doubtful, embedded)
         chosen, weights, offset = choose(logits, word)
         if config.draft_vocab_size is not None:
             chosen = jnp.take(params["d2t"], chosen, axis=0, mode="clip")
         return (chosen, state), (chosen, weights, offset, confidence, logits)
 
     start = (anchor, None if markov is None else markov.initial_state(batch))
-    by_step = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (hidden, base, words))
+    by_step = jax.tree.map(
+        lambda x: jnp.swapaxes(x, 0, 1), (hidden, plain, base, words)
+    )
     _, outs = jax.lax.scan(step, start, by_step, unroll=length if unroll else 1)
     ids, weights, offset, confidence, corrected = jax.tree.map(
         lambda x: jnp.swapaxes(x, 0, 1), outs
