@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -304,8 +305,9 @@ class Batch:
         total, drafts = self._choice.choose(self._launched, waiting, running)
         bucket = next((g for g in plan.buckets if g >= total), plan.buckets[-1])
         # As numpy: moving them to a busy CPU device would wait for it.
-        chosen = np.int32(total), np.bool_(drafts)
-        plan = Plan(None, chosen[0], plan.policy, (bucket,), chosen[1])
+        rows: Any = np.int32(total)
+        drafting: Any = np.bool_(drafts)
+        plan = Plan(None, rows, plan.policy, (bucket,), drafting)
         return plan, (total, drafts)
 
     def _observe(self, flight: _Flight, round_ms: float | None) -> None:

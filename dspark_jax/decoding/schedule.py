@@ -45,10 +45,10 @@ class Plan:
     """
 
     costs: CostTable | None
-    total: jax.Array | np.generic | None
+    total: jax.Array | None
     policy: Scheduled
     buckets: tuple[int, ...]
-    drafts: jax.Array | np.generic | None = None
+    drafts: jax.Array | None = None
 
 
 def with_memory(
