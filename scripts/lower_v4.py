@@ -66,12 +66,8 @@ def abstract_round(spec: Spec, batch: int, capacity: int) -> tuple[Any, tuple]:
     state = placed(jax.eval_shape(lambda: start_of(bare, batch, capacity, n)))
     seeds = np.zeros((batch, 2), np.uint32)
     requests = placed(pack_requests([SamplingParams()] * batch, seeds, ()))
-    words = placed(
-        RoundWords(
-            fresh=jax.ShapeDtypeStruct((batch, n + 1), jnp.uint32),
-            draft=jax.ShapeDtypeStruct((batch, n + 2, n), jnp.uint32),
-        )
-    )
+    fresh, drafted = np.zeros((batch, n + 1)), np.zeros((batch, n + 2, n))
+    words = placed(RoundWords(*(jnp.asarray(x, jnp.uint32) for x in (fresh, drafted))))
 
     def run(params, state, requests, words):
         return decode_round(spec, params, state, requests, words, n, "greedy", NOTHING)

@@ -50,9 +50,12 @@ class HyperConnection(nnx.Module):
         mix = jax.nn.softmax(mix.reshape(-1, s, s), axis=-1) + eps
         # Columns come first and last: one more of them than of rows.
         mix = _normalised(mix, 1, eps)
-        for _ in range(self.iterations - 1):
-            mix = _normalised(_normalised(mix, 2, eps), 1, eps)
-        return pre, post, mix
+
+        def both(_: int, mix: jax.Array) -> jax.Array:
+            return _normalised(_normalised(mix, 2, eps), 1, eps)
+
+        # A loop: written out, its steps are most of a layer's program.
+        return pre, post, jax.lax.fori_loop(0, self.iterations - 1, both, mix)
 
 
 class HeadMixture(nnx.Module):
