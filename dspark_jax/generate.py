@@ -192,7 +192,8 @@ def stream(
         raise ValueError("`prompts` is empty; give at least one prompt")
     if matchers is not None:
         matchers = check_matchers(matchers, len(asked), _is_single(prompts))
-    transcripts = [Transcript(tokenizer, stops, n) for _ in asked]
+    row_by_row = model.spec.one_by_one and n > 0
+    transcripts = [Transcript(tokenizer, stops, n, row_by_row) for _ in asked]
     if _is_single(prompts) and isinstance(sampling, SamplingParams):
         sampling = [sampling]
     settings, seeds = _settings(sampling, len(asked))

@@ -106,6 +106,7 @@ def load(
     dtype: str | None = None,
     weights: Literal["float", "int8"] = "float",
     implementation: Implementation | None = None,
+    one_by_one: bool = False,
     cache_dir: str | Path | None = None,
 ) -> Model:
     """Loads a target and its draft.
@@ -125,6 +126,8 @@ def load(
       implementation: of sampling and verification: "reference", "pallas" (GPU
         kernels, jax >= 0.11.2), or None, which takes the kernels where they can
         run. All give the same tokens.
+      one_by_one: verify drafts row by row, ending at the first one that falls; the same
+        text, a step of the target for every token.
       cache_dir: where known models are converted to, once.
 
     Raises:
@@ -174,7 +177,7 @@ def load(
                 draft_config, params["draft"], whole
             )
     cache_dtype = "float32" if on_cpu else dtype
-    spec = Spec(config, draft_config, mesh, cache_dtype, implementation)
+    spec = Spec(config, draft_config, mesh, cache_dtype, implementation, one_by_one)
     return make_model(spec, params, tokenizer, str(target))
 
 

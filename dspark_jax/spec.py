@@ -38,6 +38,8 @@ class Spec:
       cache_dtype: dtype of keys and values.
       implementation: of sampling and verification, "reference" or "pallas" (GPU
         kernels); None takes the kernels where they can run. All give the same bits.
+      one_by_one: verify row by row and end at the first draft that falls, instead of
+        all rows at once, see `decoding.one_by_one`. Not for policies.
 
     Raises:
       ValueError: kernels asked for by name that cannot run here.
@@ -48,6 +50,7 @@ class Spec:
     mesh: Mesh | None = None
     cache_dtype: str = "float32"
     implementation: Implementation | None = None
+    one_by_one: bool = False
 
     def __post_init__(self) -> None:
         require_implementation(self.implementation)

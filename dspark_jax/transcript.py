@@ -23,8 +23,18 @@ class Transcript:
       dropped: tokens of the last round behind a stop string.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], draft_length: int):
-        """Starts empty; `stops` are validated here."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: tuple[str, ...],
+        draft_length: int,
+        one_by_one: bool = False,
+    ):
+        """Starts empty; `stops` are validated here.
+
+        `one_by_one`: rounds evaluate a row for each token they emit, not all rows.
+        """
+        self._one_by_one = one_by_one
         self._decoder = StreamDecoder(tokenizer)
         self._matcher = StopMatcher(stops)
         self._kept = [0] * draft_length
@@ -108,7 +118,7 @@ class Transcript:
             rounds=rounds,
             generated=len(self.tokens),
             drafted=drafted,
-            verified_rows=drafted + rounds,
+            verified_rows=in_rounds if self._one_by_one else drafted + rounds,
             accepted_length=in_rounds / rounds if rounds else 0.0,
             acceptance=tuple(
                 kept / max(proposed, 1)

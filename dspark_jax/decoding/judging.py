@@ -63,6 +63,7 @@ class Wanted:
 def judge(
     spec: Spec,
     params: Tree,
+    *,
     cache: family.State,
     capacity: int,
     rows: Rows,

@@ -43,6 +43,11 @@ def policy_length(
         )
     if isinstance(policy, Fixed):
         return n, None
+    if spec.one_by_one:
+        raise ValueError(
+            f"`policy` is {policy} and the model verifies `one_by_one`, which ends at "
+            "the first draft that falls: there are no lengths to choose; use Fixed"
+        )
     if spec.draft is None or not spec.draft.confidence:
         raise ValueError(
             f"`policy` is {policy} but the draft has no confidence head; use Fixed"

@@ -18,6 +18,7 @@ from dspark_jax.decoding.drafting import draft_next
 from dspark_jax.decoding.extras import NOTHING, Extras
 from dspark_jax.decoding.judging import Judged, Wanted, judge, judge_in_buckets
 from dspark_jax.decoding.masks import check_masks
+from dspark_jax.decoding.one_by_one import judge_one_by_one
 from dspark_jax.decoding.publishing import RoundOut, RoundTrace, settle
 from dspark_jax.decoding.requests import Requests, Variant, holds_rows
 from dspark_jax.decoding.schedule import Plan
@@ -83,20 +84,32 @@ def decode_round(
         scores=extras.logprobs,
         doubt=plan is not None and plan.policy.minds_doubt,
     )
-    one = functools.partial(
+    row_judge = functools.partial(
         judge,
         spec,
         params,
-        state.target,
-        state.capacity,
-        proposal=proposal,
+        capacity=state.capacity,
         requests=requests,
-        words=words,
         variant=variant,
         wanted=wanted,
+    )
+    one = functools.partial(
+        row_judge,
+        cache=state.target,
+        proposal=proposal,
+        words=words,
         masks=masks,
     )
-    if plan is None:
+    committed = None
+    if spec.one_by_one and proposal is not None:
+        assert plan is None, "see plans.policy_length"
+        counts = jnp.where(state.finish == RUNNING, n + 1, 0).astype(jnp.int32)
+        rows = uniform_rows(block, counts, state.length, spec.width, batch * (n + 1))
+        n_drafts = jnp.full((batch,), n, jnp.int32)
+        judged, committed = judge_one_by_one(
+            spec, state, proposal, requests, words, masks, row_judge
+        )
+    elif plan is None:
         counts = jnp.where(state.finish == RUNNING, n + 1, 0).astype(jnp.int32)
         bucket = bucket or spec.bucket(batch, n)
         rows = uniform_rows(block, counts, state.length, spec.width, bucket)
@@ -122,7 +135,7 @@ def decode_round(
             return x[: batch * (n + 1)].reshape(batch, n + 1)
         return rows.pad(x)[:, : n + 1]
 
-    start = state.length
+    start, before = state.length, state.counters
     state, out = settle(
         state,
         by_request(judged.verdict.accept),
@@ -131,19 +144,29 @@ def decode_round(
         n_drafts,
         requests.stop_ids,
     )
+    if committed is not None:
+        # Every row that was evaluated emitted a token.
+        seen = before.verified_rows + out.n_emitted
+        judged_drafts = jnp.minimum(out.n_emitted, n)
+        counters = dataclasses.replace(
+            state.counters,
+            verified_rows=seen,
+            drafted=before.drafted + judged_drafts,
+            proposed=before.proposed + _first_ones(judged_drafts, n),
+        )
+        state = dataclasses.replace(state, counters=counters)
+        out = dataclasses.replace(out, n_drafts=judged_drafts)
     out = _with_extras(out, extras, spec, variant, judged, by_request, proposal)
     # Ordered behind the last read, the caches are written in place.
     start = _behind(start, out.n_emitted)
     cache, context, pending, start = jax.lax.optimization_barrier(
         (state.target, state.draft, judged.pending, start, out.n_emitted)
     )[:4]
-    state = dataclasses.replace(
-        state,
-        target=family.target_of(spec.target).commit(
+    if committed is None:
+        committed = family.target_of(spec.target).commit(
             spec.target, cache, pending, start, out.n_emitted
-        ),
-        draft=context,
-    )
+        )
+    state = dataclasses.replace(state, target=committed, draft=context)
     if n and spec.draft is not None and state.draft is not None:
         context = family.draft_of(spec.draft).inject(
             spec.draft,
@@ -195,6 +218,12 @@ def _next_proposal(
         drafts, proposal = jnp.bool_(True), again()
     assert proposal is not None
     return drafts, proposal
+
+
+def _first_ones(count: jax.Array, n: int) -> jax.Array:
+    """int32[B, n]: ones in the first `count` places of each row."""
+    step = jnp.arange(n, dtype=jnp.int32)[None]
+    return (step < count[:, None]).astype(jnp.int32)
 
 
 def _first(proposal: Proposal | None, n: int) -> Proposal | None:

@@ -145,9 +145,9 @@ def _verified(
     judged = judge(
         spec,
         params,
-        state.target,
-        state.capacity,
-        rows,
+        cache=state.target,
+        capacity=state.capacity,
+        rows=rows,
         is_verify=rows.local_step < lengths[rows.request] - 1,
         proposal=proposal,
         requests=requests,

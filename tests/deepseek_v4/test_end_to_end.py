@@ -1,5 +1,6 @@
 """Speculative decoding through the serving code, against the published loop."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -99,3 +100,21 @@ def test_one_program(n):
         found = out.tokens[row].tolist()
         count = min(24, len(wanted.tokens))
         assert found[:count] == wanted.tokens[:count]
+
+
+@pytest.mark.parametrize("case", ["d"])
+def test_row_by_row(case):
+    """Verification that ends at the first draft that falls gives the same rounds."""
+    gold, model = recorded(case), model_of(case)
+    spec = dataclasses.replace(model.spec, one_by_one=True)
+    tokens, lengths = right_padded(prompts_of(case))
+    tokens = np.pad(tokens, [(0, 0), (0, PROMPT - tokens.shape[1])])
+    found = greedy_rounds(
+        dspark.make_model(spec, model.params), tokens, lengths,
+        np.asarray([len(gold["tokens"]), 12, 9]),
+        requests_for(*[dspark.SamplingParams()] * 3), 5, CAPACITY,
+    )  # fmt: skip
+    for mine, whole in zip(found, rounds(case), strict=True):
+        assert (mine.tokens, mine.drafts, mine.kept) == (
+            whole.tokens, whole.drafts, whole.kept
+        )  # fmt: skip
