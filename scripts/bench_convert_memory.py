@@ -2,6 +2,14 @@
 
 The bound is 1.15 times the largest parameter family plus 1 GiB. Prints a table and,
 with --json, the same as JSON. Needs about three times the checkpoint's size on disk.
+
+    python scripts/bench_convert_memory.py --gigabytes 4
+    python scripts/bench_convert_memory.py --family deepseek-v4 --layers 4 --experts 16
+    python scripts/bench_convert_memory.py --family deepseek-v4 --open-only
+
+The second one has DeepSeek-V4-Flash's dimensions, short floats and draft with fewer
+layers and experts. The third opens a checkpoint of the published size, all of its
+tensors but no data, which takes no space on disk.
 """
 
 import argparse
@@ -16,143 +24,117 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
+import synthetic_checkpoint as synthetic
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "dtype": "bfloat16",
-    "hidden_size": 2048,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "intermediate_size": 8192,
-    "vocab_size": 65536,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "eos_token_id": 0,
-}
-SHARD_BYTES = 512 * 2**20
+from dspark_jax.checkpoint.convert import convert
+from dspark_jax.checkpoint.load import has_own_draft
+from dspark_jax.checkpoint.names import declared_shapes
+from dspark_jax.checkpoint.source import open_source
+from dspark_jax.checkpoint.store import leaf_bytes
+
 PACKAGES = ("jax", "jaxlib", "orbax-checkpoint", "tensorstore", "numpy")
 
 
-def shapes(layers):
-    h, v = CONFIG["hidden_size"], CONFIG["vocab_size"]
-    inner = CONFIG["intermediate_size"]
-    kv = h // CONFIG["num_attention_heads"] * CONFIG["num_key_value_heads"]
-    yield "model.embed_tokens.weight", (v, h)
-    for i in range(layers):
-        base = f"model.layers.{i}"
-        yield f"{base}.input_layernorm.weight", (h,)
-        yield f"{base}.self_attn.q_proj.weight", (h, h)
-        yield f"{base}.self_attn.k_proj.weight", (kv, h)
-        yield f"{base}.self_attn.v_proj.weight", (kv, h)
-        yield f"{base}.self_attn.o_proj.weight", (h, h)
-        yield f"{base}.post_attention_layernorm.weight", (h,)
-        yield f"{base}.mlp.gate_proj.weight", (inner, h)
-        yield f"{base}.mlp.up_proj.weight", (inner, h)
-        yield f"{base}.mlp.down_proj.weight", (h, inner)
-    yield "model.norm.weight", (h,)
-    yield "lm_head.weight", (v, h)
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def write_checkpoint(folder, gigabytes):
-    """Layers are added until the size is reached; tensors are written one by one."""
-    layers = 1
-    while 2 * sum(int(np.prod(s)) for _, s in shapes(layers)) < gigabytes * 1e9:
-        layers += 1
-    shards, used = [[]], 0
-    for name, shape in shapes(layers):
-        nbytes = 2 * int(np.prod(shape))
-        if used and used + nbytes > SHARD_BYTES:
-            shards.append([])
-            used = 0
-        shards[-1].append((name, shape, nbytes))
-        used += nbytes
-    rng = np.random.default_rng(0)
-    weight_map = {}
-    for index, shard in enumerate(shards):
-        file = f"model-{index + 1:05}-of-{len(shards):05}.safetensors"
-        weight_map |= {name: file for name, _, _ in shard}
-        write_shard(folder / file, shard, rng)
-    index = {"metadata": {}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    config = {**CONFIG, "num_hidden_layers": layers}
-    (folder / "config.json").write_text(json.dumps(config))
-    return layers
+def opened(src, dtype):
+    """The models in a folder, as `convert` opens them."""
+    parts = [open_source(src, dtype=dtype)]
+    if has_own_draft(Path(src)):
+        parts.append(open_source(src, dtype=dtype, part="draft"))
+    return parts
 
 
-def write_shard(path, shard, rng):
-    header, end = {}, 0
-    for name, shape, nbytes in shard:
-        span = [end, end + nbytes]
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": span}
-        end += nbytes
-    text = json.dumps(header).encode()
-    with path.open("wb") as handle:
-        handle.write(len(text).to_bytes(8, "little") + text)
-        for _, _, nbytes in shard:
-            left = nbytes
-            while left:
-                # Exponents stay small, so that every value is finite.
-                piece = rng.integers(0, 2**14, min(left, 2**24) // 2, np.uint16)
-                handle.write(piece.tobytes())
-                left -= piece.nbytes
+def largest(shapes):
+    return max(leaf_bytes(leaf) for part in shapes for leaf in part.values())
 
 
-def child(src, dst, dtype, verify):
+def bound(family):
+    return int(1.15 * family + 2**30)
+
+
+def child(src, dst, dtype, verify, open_only):
     """Converts and reports; the peak counts this process alone, imports included."""
-    from dspark_jax.checkpoint.convert import convert
-    from dspark_jax.checkpoint.source import open_source
-    from dspark_jax.checkpoint.store import leaf_bytes
-
-    def peak():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
     before, start = peak(), time.perf_counter()
-    made = convert(src, dst, dtype=dtype, verify=verify)
-    seconds = time.perf_counter() - start
-    source = open_source(src, dtype=dtype)
-    family = max(leaf_bytes(leaf) for leaf in source.shapes.values())
-    report = {
-        "bytes": made.nbytes,
+    report = {}
+    if not open_only:
+        made = convert(src, dst, dtype=dtype, verify=verify)
+        report = {"bytes": made.nbytes, "verified": made.verified}
+        report["seconds"] = time.perf_counter() - start
+    parts = opened(src, dtype)
+    if open_only:
+        report["seconds"] = time.perf_counter() - start
+        report["bytes"] = sum(info.nbytes for info in parts[0].tensors.info.values())
+    family = largest(part.shapes for part in parts)
+    report |= {
+        "tensors": len(parts[0].tensors.info),
         "largest_family": family,
         "peak_before": before,
         "peak": peak(),
-        "bound": int(1.15 * family + 2**30),
-        "seconds": seconds,
-        "verified": made.verified,
+        "bound": bound(family),
     }
     print(json.dumps(report))
 
 
+def write(src, args):
+    """Writes the checkpoint; returns what the report says about it."""
+    if args.family == "dense":
+        config, tensors = synthetic.dense(args.gigabytes)
+        synthetic.write(src, config, tensors, args.open_only)
+        return {"layers": config["num_hidden_layers"]}
+    data = synthetic.v4_settings(args.layers, args.stages, args.experts)
+    tensors = synthetic.v4(data, args.fused)
+    synthetic.write(src, data, tensors, args.open_only)
+    whole = synthetic.v4_settings()
+    short = args.dtype is None and not args.fused
+    parts = synthetic.v4_parts(
+        whole, "fp8_fp4" if short else "float", args.dtype or "bfloat16"
+    )
+    family = largest(declared_shapes(part) for part in parts)
+    return {
+        "layers": data["num_hidden_layers"],
+        "stages": args.stages,
+        "experts": data["n_routed_experts"],
+        "published_family": family,
+        "published_bound": bound(family),
+    }
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gigabytes", type=float, default=4.0)
+    parser.add_argument("--family", choices=("dense", "deepseek-v4"), default="dense")
+    parser.add_argument("--gigabytes", type=float, default=4.0, help="dense: its size")
+    parser.add_argument("--layers", type=int, help="DeepSeek-V4; default: published")
+    parser.add_argument("--experts", type=int, help="DeepSeek-V4; default: published")
+    parser.add_argument("--stages", type=int, default=3, help="of the draft")
+    parser.add_argument("--fused", action="store_true", help="as transformers stores")
     parser.add_argument("--dtype", help="float32, bfloat16 or float16; default: stored")
     parser.add_argument("--no-verify", action="store_true")
+    parser.add_argument("--open-only", action="store_true", help="headers, no data")
     parser.add_argument("--work", type=Path, help="where to put the files")
     parser.add_argument("--json", type=Path, help="write the result here too")
     parser.add_argument("--child", nargs=2, metavar=("SRC", "DST"), help="internal")
     args = parser.parse_args()
     if args.child:
         src, dst = args.child
-        child(src, dst, args.dtype, not args.no_verify)
+        child(src, dst, args.dtype, not args.no_verify, args.open_only)
         return
     work = Path(tempfile.mkdtemp(prefix="bench-convert-", dir=args.work))
     try:
         src = work / "published"
         src.mkdir()
-        layers = write_checkpoint(src, args.gigabytes)
+        about = write(src, args)
         command = [sys.executable, __file__, "--child", str(src), str(work / "out")]
         command += ["--dtype", args.dtype] if args.dtype else []
         command += ["--no-verify"] if args.no_verify else []
-        out = subprocess.run(command, check=True, capture_output=True, text=True)
-        report = json.loads(out.stdout.splitlines()[-1])
+        command += ["--open-only"] if args.open_only else []
+        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        report = {"family": args.family} | json.loads(out.stdout.splitlines()[-1])
     finally:
         shutil.rmtree(work)
-    report["layers"], report["dtype"] = layers, args.dtype or "bfloat16 (stored)"
+    report |= about | {"dtype": args.dtype or "stored"}
     report["within_bound"] = report["peak"] <= report["bound"]
     report["versions"] = {"python": platform.python_version()}
     report["versions"] |= {name: importlib.metadata.version(name) for name in PACKAGES}

@@ -127,11 +127,23 @@ def _put(value: np.ndarray, sharding: Sharding | None) -> jax.Array:
     return jax.make_array_from_callback(value.shape, sharding, lambda i: value[i])
 
 
+def _refuse_short_floats(path: str | Path, config: Config, dtype: str) -> None:
+    layers = config.backbone if isinstance(config, DraftConfig) else config
+    if isinstance(layers, V4Config) and layers.weights != "float":
+        raise CheckpointError(
+            f"{path} holds 8-bit and 4-bit floats and `dtype` is {dtype!r}; "
+            "expand them when the published checkpoint is converted, or leave "
+            "`dtype` out"
+        )
+
+
 def _read_stored(
     path: str | Path, dtype: str | None, place: ShardingFor, tables: Tables
 ) -> tuple[Kind, Config, Tree]:
     header = store.read_header(path)
     config = config_for_tables(header.config, tables)
+    if dtype is not None:
+        _refuse_short_floats(path, config, dtype)
     wanted = declared_shapes(config)
     shardings = {key: place(key) for key in wanted}
     loaded: dict[LeafPath, jax.Array] = {}
@@ -146,13 +158,6 @@ def _read_stored(
     if abstract:
         loaded |= flatten(store.load(path, unflatten(abstract)))
     if dtype is not None:
-        layers = config.backbone if isinstance(config, DraftConfig) else config
-        if isinstance(layers, V4Config) and layers.weights != "float":
-            raise CheckpointError(
-                f"{path} holds 8-bit and 4-bit floats and `dtype` is {dtype!r}; "
-                "expand them when the published checkpoint is converted, or leave "
-                "`dtype` out"
-            )
         config = with_dtype(config, dtype)
         for key, leaf in declared_shapes(config).items():
             loaded[key] = loaded[key].astype(leaf.dtype)

@@ -77,11 +77,21 @@ class SafetensorsFolder:
 
     def read_into(self, name: str, out: np.ndarray) -> None:
         """Reads `name` into the contiguous `out`, cast to its dtype."""
+        self.read_span_into(name, 0, out)
+
+    def read_span_into(self, name: str, first: int, out: np.ndarray) -> None:
+        """Reads `out.size` numbers of `name` from number `first` on, in row order.
+
+        Args:
+          name: of the tensor.
+          first: place of the first number, 0 is the tensor's first.
+          out: contiguous; what is read is cast to its dtype.
+        """
         info, place = self._info[name], self._places[name]
         flat = out.reshape(-1)
         same = out.dtype == info.dtype
         with place.file.open("rb", buffering=0) as handle:
-            handle.seek(place.offset)
+            handle.seek(place.offset + first * info.dtype.itemsize)
             for start, stop in pieces(flat.size, info.dtype.itemsize):
                 piece = flat[start:stop]
                 target = piece if same else np.empty(stop - start, info.dtype)

@@ -28,6 +28,7 @@ from dspark_jax.config_v4 import V4Config
 from dspark_jax.errors import CheckpointError
 
 Part = Literal["target", "draft"]
+FLOATS = ("float32", "bfloat16", "float16", "float64")
 
 
 def open_v4(
@@ -53,7 +54,7 @@ def open_v4(
     config: V4Config | DraftConfig = target
     if is_draft:
         found = v4_draft_config(data, target, tensors.info)
-        if found is None:
+        if found is None or not _stages(tensors):
             raise CheckpointError(f"{folder} holds no draft (no tensors `mtp.*`)")
         config = found
     shapes = declared_shapes(config)
@@ -71,7 +72,7 @@ def open_v4(
 
 def holds_draft(folder: Path) -> bool:
     """Whether a published folder has stages of a draft."""
-    return any(STAGE.match(name) for name in V4Tensors(SafetensorsFolder(folder)).info)
+    return _stages(V4Tensors(SafetensorsFolder(folder)))
 
 
 def origin_of(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,6 +84,10 @@ def origin_of(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
         "architecture": (data.get("architectures") or [ARCHITECTURE])[0],
         "files": {file.name: file.stat().st_size for file in files},
     }
+
+
+def _stages(tensors: V4Tensors) -> bool:
+    return any(STAGE.match(name) for name in tensors.info)
 
 
 def _in_type(config: V4Config, tensors: V4Tensors, dtype: str | None) -> V4Config:
@@ -125,4 +130,11 @@ def _check(
             raise CheckpointError(
                 f"{name} is stored as {info[name].dtype.name}: 8-bit and 4-bit weights "
                 "are read when all matrices have them; give a `dtype` to expand them"
+            )
+        stored = info[name].dtype
+        whole = want.kind in "iu"
+        if not (stored.kind in "iu" if whole else stored.name in FLOATS):
+            allowed = "whole numbers" if whole else ", ".join(FLOATS)
+            raise CheckpointError(
+                f"{name} is stored as {stored.name}; allowed: {allowed}"
             )

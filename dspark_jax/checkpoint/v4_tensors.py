@@ -15,7 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from dspark_jax.checkpoint.block_scales import dequantise_blocks
-from dspark_jax.checkpoint.tensors import TensorInfo, Tensors, cast_into, read
+from dspark_jax.checkpoint.safetensors_source import SafetensorsFolder
+from dspark_jax.checkpoint.tensors import TensorInfo, cast_into, read
 from dspark_jax.errors import CheckpointError
 
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -100,7 +101,7 @@ class V4Tensors:
       CheckpointError: two tensors of one name, or scales that do not fit.
     """
 
-    def __init__(self, inner: Tensors, expand: bool = False):
+    def __init__(self, inner: SafetensorsFolder, expand: bool = False):
         self._inner, self._expand = inner, expand
         self._entries: dict[str, _Entry] = {}
         self._info: dict[str, TensorInfo] = {}
@@ -134,10 +135,11 @@ class V4Tensors:
         if self._expand and self._is_short(name):
             cast_into(name, self._expanded(name), out)
         elif entry.half is not None:
-            whole = read(self._inner, entry.stored)
-            size = stored.shape[1] // 2
-            part = whole[:, entry.half * size : (entry.half + 1) * size]
-            cast_into(name, part, out)
+            # A half of an expert's rows is one span of the file.
+            size = stored.shape[1] // 2 * stored.shape[2]
+            for expert in range(stored.shape[0]):
+                first = (2 * expert + entry.half) * size
+                self._inner.read_span_into(entry.stored, first, out[expert])
         elif self._info[name].dtype == RAW and stored.dtype != RAW:
             if stored.dtype == np.float32:
                 out[...] = _exponent_bytes(name, read(self._inner, entry.stored))
@@ -154,6 +156,11 @@ class V4Tensors:
         self._info[name] = info
 
     def _split(self, prefix: str, stored: str, info: TensorInfo) -> None:
+        if len(info.shape) != 3 or info.shape[1] % 2:
+            raise CheckpointError(
+                f"{stored} has shape {info.shape}; expected [experts, 2 * inner, "
+                "hidden], gate and up of each expert"
+            )
         count, rows, columns = info.shape
         half = TensorInfo((count, rows // 2, columns), info.dtype)
         for index, name in enumerate(("w1", "w3")):
@@ -191,7 +198,10 @@ class V4Tensors:
     def _check_scales(self) -> None:
         for name in [n for n in self._entries if self._is_short(n)]:
             scale = f"{name.removesuffix('.weight')}.scale"
-            rows, columns = self._stored(name).shape
+            shape = self._stored(name).shape
+            if len(shape) != 2:
+                raise CheckpointError(f"{name} has shape {shape}; expected a matrix")
+            rows, columns = shape
             fp4 = self._is_fp4(name)
             want = (rows, -(-2 * columns // GROUP)) if fp4 else (
                 -(-rows // BLOCK[0]), -(-columns // BLOCK[1])
