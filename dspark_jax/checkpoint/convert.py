@@ -161,7 +161,10 @@ def verify_stored(
     header = store.read_header(path, unfinished=True)
     total = sum(store.leaf_bytes(leaf) for leaf in header.shapes.values())
     done, wrong = 0, []
-    for key, leaf in header.shapes.items():
+    # Largest first, for the reason that `read_leaves` has.
+    for key, leaf in sorted(
+        header.shapes.items(), key=lambda x: -store.leaf_bytes(x[1])
+    ):
         name = store.leaf_name(key)
         if store.stored_checksum(path, key, leaf) != header.checksums.get(name):
             wrong.append(name)

@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore as ts
 from orbax.checkpoint import v1 as ocp
+from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from dspark_jax.checkpoint import store
 from dspark_jax.checkpoint.convert import convert
@@ -94,3 +96,29 @@ def test_leaves_may_be_missing_from_no_save(data_dir, tmp_path):
     with pytest.raises(ValueError, match="no value for embed"):
         store.save_streaming(tmp_path / "out", "target", config, {}, values)
     assert not list(tmp_path.iterdir())
+
+
+def chunks_of(path, name):
+    """Shapes of a stored leaf and of its chunks."""
+    base = (path / "state").as_uri() + "/"
+    kvstore = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+    spec = {"driver": "zarr3", "kvstore": kvstore}
+    array = ts.open(spec, open=True, read=True).result()
+    return array.shape, array.chunk_layout.write_chunk.shape
+
+
+def test_leaves_beyond_2_gib_stay_whole(data_dir, tmp_path, monkeypatch):
+    """Orbax cuts leaves beyond a limit, and then holds a second copy of them.
+
+    The limit is made small here, in place of the leaf being made large.
+    """
+    limit = "_DEFAULT_OCDBT_TARGET_DATA_FILE_SIZE"
+    monkeypatch.setattr(tensorstore_utils, limit, 4096)
+    convert(data_dir / "llama_rand/target", tmp_path / "out")
+    shape, chunk = chunks_of(tmp_path / "out", "layers.full.q_proj.weight")
+    assert shape == chunk == (4, 64, 64)
+    # Control: as Orbax would have it.
+    tree = {"leaf": np.zeros(shape, np.float32)}
+    ocp.save(str(tmp_path / "plain"), tree)
+    shape, chunk = chunks_of(tmp_path / "plain", "leaf")
+    assert shape == (4, 64, 64) and chunk != shape
