@@ -187,9 +187,8 @@ def _write(
 def _context() -> ocp.Context:
     context = ocp.Context()
     # A leaf is one uncompressed chunk that Orbax writes from the caller's memory:
-    # compression and smaller chunks each hold a second copy of it.
+    # compression and smaller chunks (2 GiB by default) each hold a second copy of it.
     context.array_options.saving.use_compression = False
-    # By default a leaf beyond 2 GiB is cut into chunks of that size.
     context.array_options.saving.ocdbt_target_data_file_size = 0
     context.memory_options.deepcopy_host_arrays = False
     return context
