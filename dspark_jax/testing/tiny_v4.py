@@ -184,7 +184,12 @@ def _random(
         return 1 + np.float32(0.1) * normal
     if len(leaf.shape) == 1:
         return np.float32(0.1) * normal
-    return normal * np.float32(2.0 / np.sqrt(leaf.shape[-1]))
+    normal *= np.float32(2.0 / np.sqrt(leaf.shape[-1]))
+    # Blocks of different size, so that no two of them have to share a scale.
+    rows, columns = (-(-n // BLOCK) for n in normal.shape)
+    sizes = np.exp2(rng.integers(-1, 2, (rows, columns))).astype(np.float32)
+    sizes = sizes.repeat(BLOCK, axis=0).repeat(BLOCK, axis=1)
+    return normal * sizes[: normal.shape[0], : normal.shape[1]]
 
 
 # Leaves that are published in float32, and modules in 8 bits.
