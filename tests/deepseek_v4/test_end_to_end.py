@@ -102,6 +102,7 @@ def test_one_program(n):
         assert found[:count] == wanted.tokens[:count]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["d"])
 def test_row_by_row(case):
     """Verification that ends at the first draft that falls gives the same rounds."""

@@ -23,10 +23,10 @@ def tiny(tmp_path_factory):
     """(config, draft config, parameters) in 8 and 4 bits, layers of all kinds."""
     folder = write_tiny_v4(
         tmp_path_factory.mktemp("v4") / "tiny",
-        compress_ratios=[0, 4, 16, 0, 0],
-        num_hidden_layers=3,
+        compress_ratios=[4, 16, 0],
+        num_hidden_layers=2,
         num_hash_layers=1,
-        dspark_target_layer_ids=[1, 2],
+        dspark_target_layer_ids=[0, 1],
         index_topk=4,
         sliding_window=8,
     )

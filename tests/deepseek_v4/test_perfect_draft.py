@@ -62,6 +62,7 @@ def check(batch, n, right):
         assert kept[row][-1] <= wanted[-1]
 
 
+@pytest.mark.slow
 def test_every_accepted_length_beside_each_other():
     """Four requests, whose accepted lengths differ in every round."""
     check(4, 5, lambda row, number: (row + number) % 6)
