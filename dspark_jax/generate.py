@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from dspark_jax.config import require
 from dspark_jax.decoding.batch import Batch, Settings
@@ -24,6 +24,7 @@ from dspark_jax.decoding.requests import (
 from dspark_jax.decoding.words import seed_words
 from dspark_jax.errors import CacheFull
 from dspark_jax.model import Model
+from dspark_jax.processes import fresh_words
 from dspark_jax.results import ChatState, Piece, Result
 from dspark_jax.run import Call, run
 from dspark_jax.scheduling.cost_model import Costs
@@ -196,7 +197,7 @@ def stream(
     transcripts = [Transcript(tokenizer, stops, n, row_by_row) for _ in asked]
     if _is_single(prompts) and isinstance(sampling, SamplingParams):
         sampling = [sampling]
-    settings, seeds = _settings(sampling, len(asked))
+    settings, seeds = _settings(sampling, len(asked), model.spec.mesh)
     places = _places(batch)
     before = _earlier(state, len(asked), n, places)
     _check_room(before, capacity)
@@ -234,14 +235,16 @@ def _is_single(prompts: Any) -> bool:
 
 
 def _settings(
-    sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
+    sampling: SamplingParams | Sequence[SamplingParams] | None,
+    count: int,
+    mesh: Mesh | None,
 ) -> tuple[list[SamplingParams], np.ndarray]:
     """Settings and seed words of every request."""
     if sampling is None or isinstance(sampling, SamplingParams):
         one = sampling or SamplingParams()
-        seed = secrets.randbits(64) if one.seed is None else one.seed
+        words = fresh_words(mesh, 1)[0] if one.seed is None else seed_words(one.seed)
         key = jax.random.wrap_key_data(
-            jnp.asarray(np.asarray(seed_words(seed), np.uint32)), impl="threefry2x32"
+            jnp.asarray(np.asarray(words, np.uint32)), impl="threefry2x32"
         )
         words = [
             np.asarray(jax.random.key_data(jax.random.fold_in(key, i)))
@@ -256,8 +259,7 @@ def _settings(
             f"`sampling` has {len(settings)} entries for {count} prompts; give one "
             "SamplingParams for all, or one each"
         )
-    words = [seed_words(secrets.randbits(64)) for _ in settings]
-    return settings, np.asarray(words, np.uint32)
+    return settings, fresh_words(mesh, count)
 
 
 def _places(batch: int | None) -> int:

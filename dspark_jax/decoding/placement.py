@@ -12,8 +12,10 @@ from typing import Any
 
 import jax
 
+from dspark_jax.decoding.publishing import RoundOut
 from dspark_jax.decoding.state import DecodeState
 from dspark_jax.models import family
+from dspark_jax.processes import spans
 from dspark_jax.spec import Spec
 
 
@@ -29,14 +31,17 @@ def places(spec: Spec, value: Any) -> Any:
             target=_stores(spec, family.target_of(spec.target), value.target),
             draft=context,
         )
+    if isinstance(value, RoundOut) and spans(spec.mesh):
+        # Every host reads all of it.
+        return jax.tree.map(lambda x: spec.sharding(x.shape, *[None] * x.ndim), value)
     if type(value) is tuple:
         return tuple(places(spec, one) for one in value)
     return jax.tree.map(lambda x: _by_request(spec, x), value)
 
 
 def _by_request(spec: Spec, x: Any) -> jax.sharding.NamedSharding:
-    """[B, ...]; a last axis as long as a vocabulary is one."""
-    axes: list[str | None] = ["batch", *[None] * (x.ndim - 1)]
+    """[B, ...]; a last axis as long as a vocabulary is one. Scalars lie whole."""
+    axes: list[str | None] = ["batch", *[None] * (x.ndim - 1)][: x.ndim]
     widths = [spec.target.vocab_size] + ([spec.draft.head_rows] if spec.draft else [])
     of_logits = x.ndim > 1 and x.dtype == "float32"
     of_weights = x.ndim > 2 and x.dtype == "int32"

@@ -8,6 +8,7 @@ from jax.core import Tracer
 from dspark_jax.config import require
 from dspark_jax.decoding.requests import Variant, holds_rows
 from dspark_jax.decoding.schedule import Plan
+from dspark_jax.processes import spans
 from dspark_jax.scheduling.cost_model import CostTable
 from dspark_jax.scheduling.policy import Gate, Policy, Scheduled
 from dspark_jax.settings import Fixed
@@ -21,7 +22,8 @@ def policy_length(
 
     Raises:
       ValueError: no policy, a length that the draft does not have, two lengths, or a
-        policy that needs confidences and a draft that gives none.
+        policy that needs confidences and a draft that gives none, or one that weighs
+        times where several processes must decide alike.
     """
     if policy is None:
         return spec.check_draft_length(draft_length), None
@@ -51,6 +53,11 @@ def policy_length(
     if spec.draft is None or not spec.draft.confidence:
         raise ValueError(
             f"`policy` is {policy} but the draft has no confidence head; use Fixed"
+        )
+    if policy.needs_costs and spans(spec.mesh):
+        raise ValueError(
+            f"`policy` is {policy} and weighs times, and `mesh` has devices of several "
+            "processes, whose times differ; use Fixed or Threshold"
         )
     return n, policy
 

@@ -36,6 +36,7 @@ from dspark_jax.decoding.state import DecodeState, new_state
 from dspark_jax.decoding.words import round_words
 from dspark_jax.models import family
 from dspark_jax.models.params import Tree
+from dspark_jax.processes import put
 from dspark_jax.scheduling.policy import Scheduled
 from dspark_jax.spec import Spec
 
@@ -222,7 +223,7 @@ class Programs:
             # Parameters lie where they are; the rest goes where it was compiled for.
             given = args[:1] if len(args) > 1 else ()
             rest = args[len(given) :]
-            args = (*given, *jax.device_put(rest, places(spec, rest)))
+            args = (*given, *put(rest, places(spec, rest)))
 
             def placed(*args: Any) -> Any:
                 out = run(*args)

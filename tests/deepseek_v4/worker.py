@@ -1,0 +1,93 @@
+"""One of several processes, or the only one; `test_two_processes` starts it.
+
+    python -m tests.deepseek_v4.worker MODEL REPORT [DATA TENSOR COUNT INDEX ADDRESS]
+
+Writes a JSON report, as collectives print to the standard output.
+"""
+
+import functools
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+import dspark_jax as dspark
+from dspark_jax.models.params import flatten, unflatten
+
+AUTO = jax.sharding.AxisType.Auto
+NEW, PROMPTS = 8, ["hello", "yes", "0123"]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def tokens_of(spec, params, tokens, lengths):
+    out = dspark.generate_tokens(spec, params, tokens, lengths, max_new_tokens=NEW)
+    return out.tokens
+
+
+def greedy(model, params):
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 256, (2, 14)).astype(np.int32)
+    out = tokens_of(model.spec, params, tokens, np.asarray([14, 9], np.int32))
+    return multihost_utils.process_allgather(out, tiled=True).tolist()
+
+
+def with_experts_moved(params):
+    """Every expert's weights at a place on the other half of the devices."""
+
+    def moved(x):
+        turn = jax.jit(lambda x: jax.numpy.roll(x, len(x) // 2, 0), out_shardings=x.sharding)
+        return turn(x)
+
+    flat = flatten(params)
+    return unflatten({k: moved(x) if "experts" in k else x for k, x in flat.items()})
+
+
+def text(model, batch):
+    """Greedy, drawn from a given seed, drawn from one that nobody gave."""
+    sampling = [
+        dspark.SamplingParams(),
+        dspark.SamplingParams(temperature=4.0, seed=3),
+        dspark.SamplingParams(temperature=4.0),
+    ]
+    outs = dspark.generate(
+        model, PROMPTS, chat=False, max_new_tokens=NEW, sampling=sampling, batch=batch
+    )
+    return [out.tokens for out in outs]
+
+
+def refusal(model):
+    try:
+        dspark.generate(model, "a", chat=False, policy=dspark.Budget())
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def main(folder, report, data="1", tensor="1", count="0", index="0", address=""):
+    mesh = None
+    if address:
+        jax.distributed.initialize(address, int(count), int(index))
+        shape = int(data), int(tensor)
+        mesh = jax.make_mesh(shape, ("data", "tensor"), axis_types=(AUTO, AUTO))
+    model = dspark.load(folder, mesh=mesh)
+    experts = {
+        "/".join(path): [[*s.index[0].indices(len(x))][:2] for s in x.addressable_shards]
+        for part in model.params.values()
+        for path, x in flatten(part).items()
+        if "experts" in path
+    }
+    found = {
+        "experts": experts,
+        "greedy": greedy(model, model.params),
+        "moved": greedy(model, with_experts_moved(model.params)),
+        "text": text(model, int(data)),
+        "refusal": refusal(model),
+    }
+    Path(report).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
