@@ -13,6 +13,8 @@ from jax.sharding import Mesh
 from dspark_jax.checkpoint import known, native
 from dspark_jax.checkpoint.draft import read_draft
 from dspark_jax.checkpoint.load import (
+    ShardingFor,
+    check_pair,
     fit_draft,
     has_own_draft,
     read_config,
@@ -26,6 +28,7 @@ from dspark_jax.decoding.programs import Programs
 from dspark_jax.errors import CheckpointError
 from dspark_jax.models import family
 from dspark_jax.models.params import Tree, flatten, is_stacked, unflatten
+from dspark_jax.processes import put
 from dspark_jax.spec import Spec, placement, share_tables
 from dspark_jax.text import Tokenizer, load_tokenizer
 from pallas_kernels import Implementation, require_implementation
@@ -242,7 +245,10 @@ def _read_draft(
     path: Path, target: TargetConfig, dtype: str | None, mesh: Mesh | None
 ) -> tuple[DraftConfig, Tree]:
     own = isinstance(target, V4Config)
-    config, params = read_draft(path, dtype=dtype if own else target.dtype)
+    as_read = None if mesh is None else _draft_place(path, target, dtype, mesh)
+    config, params = read_draft(
+        path, dtype=dtype if own else target.dtype, sharding_for=as_read
+    )
     config, params = fit_draft(target, config, params)
     backbone = dataclasses.replace(config.backbone, dtype=target.dtype)
     config = dataclasses.replace(config, backbone=backbone)
@@ -251,5 +257,24 @@ def _read_draft(
     cast = {leaf: x.astype(declared[leaf].dtype) for leaf, x in flatten(params).items()}
     if mesh is not None:
         place = placement(Spec(target, config, mesh), "draft")
-        cast = {leaf: jax.device_put(x, place(leaf)) for leaf, x in cast.items()}
+        cast = {leaf: put(x, place(leaf)) for leaf, x in cast.items()}
     return config, unflatten(cast)
+
+
+def _draft_place(
+    path: Path, target: TargetConfig, dtype: str | None, mesh: Mesh
+) -> ShardingFor | None:
+    """Where leaves go as they are read; None for a draft that is changed first."""
+    if native.is_native(path):
+        return None
+    _, config = read_config(path, "draft")
+    if not isinstance(config, DraftConfig):
+        return None
+    if config.backbone.vocab_size != target.vocab_size:
+        return None
+    config = check_pair(target, config)
+    backbone = config.backbone
+    if isinstance(backbone, V4Config) and dtype is not None:
+        backbone = dataclasses.replace(backbone, weights="float")
+    config = dataclasses.replace(config, backbone=backbone)
+    return placement(Spec(target, config, mesh), "draft")

@@ -1,9 +1,9 @@
 """Several processes, each with some devices of one mesh.
 
 Every process runs the same Python: the same calls, in the same order, with the same
-arguments. A program of the mesh starts when all of them have called it, so what the host
-decides must come out alike everywhere. It may follow from arguments and from what rounds
-emitted, but not from a clock, nor from numbers that one process drew by itself.
+arguments. A program of the mesh starts when all of them have called it, so what the
+host decides must come out alike everywhere. It may follow from arguments and from what
+rounds emitted, but not from a clock, nor from numbers that one process drew by itself.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -38,8 +39,8 @@ def with_experts_moved(params):
     """Every expert's weights at a place on the other half of the devices."""
 
     def moved(x):
-        turn = jax.jit(lambda x: jax.numpy.roll(x, len(x) // 2, 0), out_shardings=x.sharding)
-        return turn(x)
+        half = len(x) // 2
+        return jax.jit(lambda x: jnp.roll(x, half, 0), out_shardings=x.sharding)(x)
 
     flat = flatten(params)
     return unflatten({k: moved(x) if "experts" in k else x for k, x in flat.items()})
@@ -53,9 +54,16 @@ def text(model, batch):
         dspark.SamplingParams(temperature=4.0),
     ]
     outs = dspark.generate(
-        model, PROMPTS, chat=False, max_new_tokens=NEW, sampling=sampling, batch=batch
+        model,
+        PROMPTS,
+        chat=False,
+        max_new_tokens=NEW,
+        sampling=sampling,
+        batch=batch,
+        trace=True,
     )
-    return [out.tokens for out in outs]
+    kept = sum(log.accepted for out in outs for log in out.rounds)
+    return [out.tokens for out in outs], kept
 
 
 def refusal(model):
@@ -74,16 +82,20 @@ def main(folder, report, data="1", tensor="1", count="0", index="0", address="")
         mesh = jax.make_mesh(shape, ("data", "tensor"), axis_types=(AUTO, AUTO))
     model = dspark.load(folder, mesh=mesh)
     experts = {
-        "/".join(path): [[*s.index[0].indices(len(x))][:2] for s in x.addressable_shards]
+        "/".join(path): [
+            [*s.index[0].indices(len(x))][:2] for s in x.addressable_shards
+        ]
         for part in model.params.values()
         for path, x in flatten(part).items()
         if "experts" in path
     }
+    written, kept = text(model, int(data))
     found = {
         "experts": experts,
         "greedy": greedy(model, model.params),
         "moved": greedy(model, with_experts_moved(model.params)),
-        "text": text(model, int(data)),
+        "text": written,
+        "kept": kept,
         "refusal": refusal(model),
     }
     Path(report).write_text(json.dumps(found))

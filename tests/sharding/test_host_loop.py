@@ -6,6 +6,7 @@ import pytest
 
 import dspark_jax as dspark
 from dspark_jax import SamplingParams
+from dspark_jax.decoding.placement import places
 from tests.sharding.conftest import make_mesh, on_mesh, one_device
 
 PROMPTS = ["ab", "hello there", "x", "0123456789", "yes"]
@@ -66,3 +67,10 @@ def test_generate_on_a_mesh_with_a_draft():
     count = model.programs.count
     generate(model, **options)
     assert model.programs.count == count
+
+
+def test_scalars_lie_whole():
+    spec = on_mesh(one_device(8), make_mesh(2, 4)).spec
+    # Places of joining requests, and a round's rows.
+    row, batch = places(spec, (np.int32(1), np.zeros((4,), np.int32)))
+    assert row.is_fully_replicated and tuple(batch.spec) == ("data",)
