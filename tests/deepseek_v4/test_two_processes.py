@@ -16,13 +16,13 @@ from dspark_jax.testing.tiny_v4 import write_tiny_v4
 ROOT = Path(__file__).parents[2]
 EXPERTS, LIMIT_S = 16, 1200
 # Compiling takes nearly all the time.
-FLAGS = "--xla_backend_optimization_level=0"
+FLAGS = "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count"
 
 
-def start(folder, report, *split):
-    """A process of the worker with one device, writing to a log beside its report."""
+def start(folder, report, devices, *split):
+    """A process of the worker, writing to a log beside its report."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    environment["XLA_FLAGS"] = f"{FLAGS} --xla_force_host_platform_device_count=1"
+    environment["XLA_FLAGS"] = f"{FLAGS}={devices}"
     worker = [sys.executable, "-m", "tests.deepseek_v4.worker"]
     with report.with_suffix(".log").open("w") as log:
         return subprocess.Popen(
@@ -55,7 +55,7 @@ def finish(children, reports):
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """Reports of one device by itself, and of two processes with a device each."""
+    """Reports of one process by itself, and of two with a device each."""
     base = tmp_path_factory.mktemp("two")
     published = write_tiny_v4(
         base / "tiny",
@@ -76,7 +76,7 @@ def reports(tmp_path_factory):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     paths = [base / f"{name}.json" for name in ("alone", "first", "second")]
-    split = [(), (1, 2, 2, 0, address), (1, 2, 2, 1, address)]
+    split = [(2, 1, 2), (1, 1, 2, 2, 0, address), (1, 1, 2, 2, 1, address)]
     children = [
         start(base / "converted", path, *one)
         for path, one in zip(paths, split, strict=True)
@@ -106,6 +106,7 @@ def test_text_through_both_hosts(reports):
     alone, first, second = reports
     # The last request has no seed: the processes agree on one.
     assert first["text"] == second["text"]
+    # With two simulated devices: a drawn token may hang on how a sum was rounded.
     assert first["text"][:2] == alone["text"][:2]
     assert first["text"][2] != alone["text"][2]
     # Otherwise no accepted draft would have been looked at.
@@ -116,4 +117,4 @@ def test_text_through_both_hosts(reports):
 def test_policies_that_weigh_times_are_refused(reports):
     for report in reports[1:]:
         assert "weighs times, and `mesh` has devices of several" in report["refusal"]
-    assert "several" not in reports[0]["refusal"]
+    assert "give `costs`" in reports[0]["refusal"]

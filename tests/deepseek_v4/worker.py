@@ -1,6 +1,6 @@
 """One of several processes, or the only one; `test_two_processes` starts it.
 
-    python -m tests.deepseek_v4.worker MODEL REPORT [DATA TENSOR COUNT INDEX ADDRESS]
+    python -m tests.deepseek_v4.worker MODEL REPORT DATA TENSOR [COUNT INDEX ADDRESS]
 
 Writes a JSON report, as collectives print to the standard output.
 """
@@ -74,13 +74,14 @@ def refusal(model):
     return ""
 
 
-def main(folder, report, data="1", tensor="1", count="0", index="0", address=""):
-    mesh = None
+def main(folder, report, data, tensor, count="1", index="0", address=""):
     if address:
         jax.distributed.initialize(address, int(count), int(index))
-        shape = int(data), int(tensor)
-        mesh = jax.make_mesh(shape, ("data", "tensor"), axis_types=(AUTO, AUTO))
+    shape = int(data), int(tensor)
+    mesh = jax.make_mesh(shape, ("data", "tensor"), axis_types=(AUTO, AUTO))
     model = dspark.load(folder, mesh=mesh)
+    # By itself it says what one device does, and its mesh is of simulated ones.
+    plain = model if address else dspark.load(folder)
     experts = {
         "/".join(path): [
             [*s.index[0].indices(len(x))][:2] for s in x.addressable_shards
@@ -92,8 +93,8 @@ def main(folder, report, data="1", tensor="1", count="0", index="0", address="")
     written, kept = text(model, int(data))
     found = {
         "experts": experts,
-        "greedy": greedy(model, model.params),
-        "moved": greedy(model, with_experts_moved(model.params)),
+        "greedy": greedy(plain, plain.params),
+        "moved": greedy(plain, with_experts_moved(plain.params)),
         "text": written,
         "kept": kept,
         "refusal": refusal(model),
