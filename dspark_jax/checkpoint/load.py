@@ -63,8 +63,7 @@ def read_params(
       path: a published folder, a `.gguf` file or a converted directory.
       dtype: of the parameters; None keeps the stored one.
       sharding_for: where a leaf goes, by path; None, or a result of None, is the
-        default device. Every process reads only what its devices hold of a
-        converted directory.
+        default device. Every process keeps only what its devices hold.
       tables: `target` leaves a draft's own copies of the target's embedding and
         head out, so that the target's arrays serve.
       part: which model of files that hold a target and its draft (DeepSeek-V4); a

@@ -70,7 +70,6 @@ def reports(tmp_path_factory):
         hc_sinkhorn_iters=2,
         n_routed_experts=EXPERTS,
     )
-    # A converted directory can be read in parts.
     dspark.convert(published, base / "converted")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
