@@ -30,11 +30,8 @@ def results(model, **options):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "warm",
-    [pytest.param({}, marks=pytest.mark.slow), {"temperature": 0.9}],
-    ids=["greedy", "drawn"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("warm", [{}, {"temperature": 0.9}], ids=["greedy", "drawn"])
 def test_text_is_that_of_whole_rounds(warm):
     at_once, one_by_one = pair()
     wanted, found = results(at_once, warm=warm), results(one_by_one, warm=warm)
@@ -48,15 +45,18 @@ def test_text_is_that_of_whole_rounds(warm):
 
 def test_a_budget_ends_rows_too():
     """Of a request that may emit two more tokens, two rows are evaluated."""
-    model = pair()[1]
-    spec = model.spec
-    tokens = np.asarray([[5, 6, 7, 8]] * 2, np.int32)
-    rows = greedy_rounds(
-        model, jax.numpy.asarray(tokens), jax.numpy.asarray([4, 4]), np.asarray([3, 9]),
-        requests_for(*[dspark.SamplingParams()] * 2), spec.gamma, 32,
+    tokens = jax.numpy.asarray([[5, 6, 7, 8]] * 2, jax.numpy.int32)
+    at_once, rows = (
+        greedy_rounds(
+            model, tokens, jax.numpy.asarray([4, 4]), np.asarray([3, 9]),
+            requests_for(*[dspark.SamplingParams()] * 2), model.spec.gamma, 32,
+        )
+        for model in pair()
     )  # fmt: skip
     assert [len(row.tokens) for row in rows] == [3, 9]
     assert rows[1].tokens[:3] == rows[0].tokens
+    for one, whole in zip(rows, at_once, strict=True):
+        assert (one.tokens, one.kept) == (whole.tokens, whole.kept)
 
 
 def test_no_policy_beside_it():
