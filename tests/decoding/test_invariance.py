@@ -14,6 +14,7 @@ from dspark_jax.decoding import prefill as prefill_module
 from dspark_jax.decoding import round as round_module
 from dspark_jax.decoding.state import new_state
 from dspark_jax.evaluation.divergence import judge, top2_margins
+from dspark_jax.models import dense
 from dspark_jax.models.draft.proposal import Proposal
 from tests.decoding.serving import requests_for
 from tests.models.goldens import pair, right_padded, traces
@@ -235,7 +236,7 @@ def test_fr34_padding_content_does_not_matter(mixed):
 def test_fr34_positions_of_short_and_long_rows(monkeypatch):
     model, (tokens, lengths) = tiny("qwen3"), right_padded([[4, 5], list(range(9))])
     seen = []
-    real = prefill_module.dense.evaluate
+    real = dense.evaluate
 
     def spy(config, params, cache, capacity, rows, *rest):
         seen.append(rows)
@@ -248,9 +249,7 @@ def test_fr34_positions_of_short_and_long_rows(monkeypatch):
         prefill_module.feed(model.spec, params, state, logits, tokens, lengths)
         return seen[0].position, seen[0].is_real
 
-    dense = prefill_module.dense
-    fake = type("Dense", (), {"evaluate": staticmethod(spy), "commit": dense.commit})
-    monkeypatch.setattr(prefill_module, "dense", fake)
+    monkeypatch.setattr(dense, "evaluate", spy)
     position, is_real = positions(model.params, tokens, lengths)
     position, is_real = (np.asarray(x).reshape(2, -1) for x in (position, is_real))
     for row, length in enumerate((2, 9)):

@@ -15,6 +15,7 @@ from dspark_jax.decoding.schedule import offered
 from dspark_jax.decoding.state import STOP, new_state
 from dspark_jax.models.draft.proposal import Proposal
 from dspark_jax.models.rows import packed_rows
+from dspark_jax.scheduling import decide
 from dspark_jax.scheduling.budget import curve
 from dspark_jax.scheduling.cost_model import CostModel
 from dspark_jax.scheduling.memory import Offer
@@ -57,8 +58,17 @@ def test_the_smallest_bucket_that_holds_all(count, size):
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_the_host_chooses_while_a_round_is_in_flight(beside):
-    """Control: from the thread that launches rounds the choice waits for them."""
-    choose = schedule.choose_on_host if beside else schedule._choose_here
+    """Control: as a program, the choice waits for the round that runs."""
+
+    @jax.jit
+    def program(offer, costs, rounds):
+        return decide.total_of(offer, costs), decide.draft_pays(offer, costs, rounds)
+
+    def as_program(offer, costs, rounds):
+        total, drafts = program(offer, costs, np.int32(rounds))
+        return int(total), bool(drafts)
+
+    choose = schedule.choose_on_host if beside else as_program
     half = np.full((1, 3), 0.5, np.float32)
     offer = Offer(half, half, np.ones(1, bool), np.ones(1, np.int32), half)
     costs = CostModel(curve([2, 3, 4], [10.0, 11.0, 12.0])).table(1)
