@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh
@@ -15,7 +16,7 @@ from jax.sharding import AbstractMesh
 from dspark_jax.checkpoint.hf_config import parse_config, read_json
 from dspark_jax.checkpoint.hf_decoder import text_config
 from dspark_jax.checkpoint.v4_config import is_v4, v4_config, v4_draft_config
-from dspark_jax.config import DecoderConfig, require
+from dspark_jax.config import require
 from dspark_jax.config_draft import DraftConfig, TargetConfig
 from dspark_jax.errors import CheckpointError
 from dspark_jax.models import family
@@ -114,19 +115,23 @@ def make_plan(
     ):
         require(value >= 1, name, value, ">= 1")
     of = family.target_of(target)
-    dtype = jnp.dtype(cache_dtype)
-    parameters = {
-        "target": _share(*of.declaration(target), of.unit_counts(target), devices)
-    }
-    # States of dense models are split by heads where those divide.
-    heads = _head_share(target, devices)
-    states = {"target": of.state_bytes(target, 1, context, dtype) // heads}
+    size = 1, context, jnp.dtype(cache_dtype), True
+    counts = of.unit_counts(target)
+    parameters = {"target": _share(*of.declaration(target), counts, devices)}
+    empty = jax.eval_shape(lambda: of.empty_state(target, *size))
+    states = {"target": _share(empty, _axes(of, empty), counts, devices)}
     if draft is not None:
         drafts = family.draft_of(draft)
         counts = family.target_of(draft.backbone).unit_counts(draft.backbone)
         parameters["draft"] = _share(*drafts.declaration(draft), counts, devices)
-        states["draft"] = drafts.context_bytes(draft, 1, context, dtype) // heads
+        rings = jax.eval_shape(lambda: drafts.empty_context(draft, *size))
+        states["draft"] = _share(rings, _axes(drafts, rings), counts, devices)
     return Plan(parameters, states, requests, context, devices, memory)
+
+
+def _axes(of: family.Store, state: Tree) -> Tree:
+    """Logical axes of a state's leaves."""
+    return jax.tree.map(of.state_axes, state)
 
 
 def _share(shapes: Tree, axes: Tree, counts: Mapping[str, int], devices: int) -> int:
@@ -138,10 +143,3 @@ def _share(shapes: Tree, axes: Tree, counts: Mapping[str, int], devices: int) ->
         cut = math.prod(devices for axis in spec if axis == "tensor")
         total += math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize // cut
     return total
-
-
-def _head_share(target: TargetConfig, devices: int) -> int:
-    if not isinstance(target, DecoderConfig):
-        return 1
-    heads = family.target_of(target).unit_counts(target)["kv_heads"]
-    return devices if heads % devices == 0 else 1

@@ -14,12 +14,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 
-def spans(mesh: Mesh | None) -> bool:
+def spans(mesh: Mesh | AbstractMesh | None) -> bool:
     """Whether a mesh has devices of several processes."""
-    return mesh is not None and mesh.is_multi_process
+    return isinstance(mesh, Mesh) and mesh.is_multi_process
 
 
 def put(tree: Any, places: Any) -> Any:
@@ -35,7 +35,7 @@ def put(tree: Any, places: Any) -> Any:
     """
 
     def one(x: Any, place: NamedSharding) -> jax.Array:
-        if not spans(place.mesh):  # type: ignore[arg-type]
+        if not spans(place.mesh):
             return jax.device_put(x, place)
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
             # Returns it as it is if it lies there.

@@ -54,7 +54,8 @@ def abstract_round(spec: Spec, batch: int, capacity: int) -> tuple[Any, tuple]:
         }
     )
 
-    whole = jax.NamedSharding(spec.mesh, jax.P())  # type: ignore[arg-type]
+    assert spec.mesh is not None
+    whole = jax.NamedSharding(spec.mesh, jax.P())
 
     def placed(tree: Any) -> Any:
         return jax.tree.map(

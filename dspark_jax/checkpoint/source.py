@@ -36,7 +36,7 @@ from dspark_jax.checkpoint.names import (
 )
 from dspark_jax.checkpoint.names import Path as LeafPath
 from dspark_jax.checkpoint.safetensors_source import SafetensorsFolder, refuse_pickle
-from dspark_jax.checkpoint.tensors import Tensors, read
+from dspark_jax.checkpoint.tensors import FLOATS, Tensors, read
 from dspark_jax.checkpoint.v4_config import is_v4
 from dspark_jax.checkpoint.v4_source import Part, open_v4, origin_of
 from dspark_jax.checkpoint.vocabulary import (
@@ -241,11 +241,11 @@ def _match(
     stored = {short: tensors.info[name].shape for short, name in found.items()}
     check_names(slots, stored, allowed)
     dtypes = {tensors.info[found[name]].dtype for name in slots}
-    odd = [n for n in slots if tensors.info[found[n]].dtype.name not in _READABLE]
+    odd = [n for n in slots if tensors.info[found[n]].dtype.name not in FLOATS]
     if odd:
         raise CheckpointError(
             f"{odd[0]} is stored as {tensors.info[found[odd[0]]].dtype.name}, which is "
-            f"no weight dtype that is read; supported: {', '.join(_READABLE)}"
+            f"no weight dtype that is read; supported: {', '.join(FLOATS)}"
         )
     config = with_dtype(config, dtype or _stored_dtype(config, dtypes))
     names: dict[LeafPath, list[str]] = {}
@@ -264,9 +264,6 @@ def _match(
         metadata=None,
         origin={},
     )
-
-
-_READABLE = ("float32", "bfloat16", "float16", "float64")
 
 
 def with_dtype(config: Config, dtype: str) -> Config:

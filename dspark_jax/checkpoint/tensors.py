@@ -10,6 +10,8 @@ import numpy as np
 
 from dspark_jax.errors import CheckpointError
 
+# Stored types of weights that are read as they are.
+FLOATS = ("float32", "bfloat16", "float16", "float64")
 # Bytes of a tensor held beside its destination while it is read and cast.
 PIECE_BYTES = 64 * 2**20
 

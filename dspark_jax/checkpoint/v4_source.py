@@ -12,7 +12,7 @@ import numpy as np
 from dspark_jax.checkpoint.names import Path as LeafPath
 from dspark_jax.checkpoint.names import Shapes, Slot, check_names, declared_shapes
 from dspark_jax.checkpoint.safetensors_source import SafetensorsFolder
-from dspark_jax.checkpoint.tensors import TensorInfo
+from dspark_jax.checkpoint.tensors import FLOATS, TensorInfo
 from dspark_jax.checkpoint.v4_config import (
     ARCHITECTURE,
     STAGE,
@@ -28,7 +28,6 @@ from dspark_jax.config_v4 import V4Config
 from dspark_jax.errors import CheckpointError
 
 Part = Literal["target", "draft"]
-FLOATS = ("float32", "bfloat16", "float16", "float64")
 
 
 def open_v4(

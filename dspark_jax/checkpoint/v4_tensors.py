@@ -14,16 +14,18 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
-from dspark_jax.checkpoint.block_scales import dequantise_blocks
+from dspark_jax.checkpoint.block_scales import BLOCK, dequantise_blocks
 from dspark_jax.checkpoint.safetensors_source import SafetensorsFolder
 from dspark_jax.checkpoint.tensors import TensorInfo, cast_into, read
 from dspark_jax.errors import CheckpointError
+from dspark_jax.models.deepseek_v4.weights import GROUP
 
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 RAW = np.dtype(np.uint8)
-BLOCK = (128, 128)
-GROUP = 32
+# Values of 4-bit codes 0..15.
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+E2M1 = np.concatenate([E2M1, -E2M1])
 
 # Within a layer, published name -> the authors' one; longer prefixes come first.
 _HF_LAYER = (
@@ -228,9 +230,7 @@ def powers(scale: np.ndarray) -> np.ndarray:
 
 def decode_fp4(codes: np.ndarray, factors: np.ndarray) -> np.ndarray:
     """float32[out, in] of uint8[out, in / 2], low half first, and [out, in / 32]."""
-    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-    table = np.concatenate([table, -table])
-    values = np.stack([table[codes & 15], table[codes >> 4]], axis=-1)
+    values = np.stack([E2M1[codes & 15], E2M1[codes >> 4]], axis=-1)
     values = values.reshape(codes.shape[0], -1)
     return values * np.repeat(factors, GROUP, axis=1)[:, : values.shape[1]]
 

@@ -22,10 +22,18 @@ from dspark_jax.models import kv_cache
 from dspark_jax.models.attention import block_fits, slots_for
 from dspark_jax.models.decoder_layer import block_view
 from dspark_jax.models.kv_cache import Cache
-from dspark_jax.models.layers import Norm, Table, embed, embed_scale, matmul, softcap
+from dspark_jax.models.layers import (
+    Norm,
+    Table,
+    embed,
+    embed_scale,
+    existing,
+    matmul,
+    softcap,
+)
 from dspark_jax.models.params import Axes, Tree, build, stack_shapes
 from dspark_jax.models.params import for_cpu as listed_for_cpu
-from dspark_jax.models.rows import Rows
+from dspark_jax.models.rows import Rows, picked, side_by_side
 from dspark_jax.models.stack import layer_declaration, run_layers
 
 
@@ -91,10 +99,7 @@ def head_logits(
 ) -> jax.Array:
     """float32[R, V] from normed hidden rows; ids that do not exist are -inf."""
     logits = softcap(matmul(hidden, table), config.logit_softcap)
-    if config.valid_vocab is None or config.valid_vocab == logits.shape[-1]:
-        return logits
-    exists = jnp.arange(logits.shape[-1], dtype=jnp.int32) < config.valid_vocab
-    return jnp.where(exists[None], logits, -jnp.inf)
+    return existing(logits, config.valid_vocab)
 
 
 def evaluate(
@@ -129,15 +134,8 @@ def evaluate(
     x = embed_rows(config, params["embed"]["weight"], rows.token)
     views = {kind: block_view(config, kind, rows, capacity) for kind in config.kinds}
     x, tapped, pending = run_layers(config, params["layers"], x, views, cache, taps)
-    features = (
-        jnp.concatenate(tapped, axis=-1)
-        if tapped
-        else jnp.zeros((x.shape[0], 0), jnp.float32)
-    )
-    if logit_rows is not None:
-        # XLA on CPU multiplies one row in another order than two.
-        least = jnp.broadcast_to(logit_rows, (max(2, *logit_rows.shape),))
-        x = jnp.take(x, least, axis=0, mode="clip")
+    features = side_by_side(tapped, x.shape[0])
+    x = picked(x, logit_rows)
     norm = nnx.merge(norm_graph(config), params["norm"])
     logits = head_logits(config, norm(x), head_table(params))
     return (

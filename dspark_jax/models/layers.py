@@ -143,6 +143,14 @@ def softcap(logits: jax.Array, cap: float | None) -> jax.Array:
     return jnp.float32(cap) * jnp.tanh(logits / jnp.float32(cap))
 
 
+def existing(logits: jax.Array, valid: int | None) -> jax.Array:
+    """float32[R, V] with ids from `valid` on at -inf; None: all exist."""
+    if valid is None or valid == logits.shape[-1]:
+        return logits
+    exists = jnp.arange(logits.shape[-1], dtype=jnp.int32) < valid
+    return jnp.where(exists[None], logits, -jnp.inf)
+
+
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
     """Inverse frequencies and the factor on cos and sin.
 

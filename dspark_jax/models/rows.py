@@ -191,3 +191,25 @@ def first_rows(rows: Rows, count: int) -> Rows:
         is_real=cut(rows.is_real),
         is_dense=False,
     )
+
+
+def picked(x: jax.Array, wanted: jax.Array | None) -> jax.Array:
+    """Rows whose logits are wanted, [R, ...] and at least two of them.
+
+    The caller cuts to R: XLA on CPU multiplies one row in another order than two.
+
+    Args:
+      x: [G, ...].
+      wanted: int32[R]; None: all rows.
+    """
+    if wanted is None:
+        return x
+    least = jnp.broadcast_to(wanted, (max(2, *wanted.shape),))
+    return jnp.take(x, least, axis=0, mode="clip")
+
+
+def side_by_side(parts: list[jax.Array], count: int) -> jax.Array:
+    """float32[G, m * H] of m parts float32[G, H]; none: float32[count, 0]."""
+    if not parts:
+        return jnp.zeros((count, 0), jnp.float32)
+    return jnp.concatenate(parts, axis=-1)

@@ -21,14 +21,15 @@ from dspark_jax.checkpoint.names import Shapes, declared_shapes
 from dspark_jax.checkpoint.safetensors_source import SINGLE, write_tensors
 from dspark_jax.checkpoint.v4_config import v4_config, v4_draft_config
 from dspark_jax.checkpoint.v4_names import native_draft_names, native_names
+from dspark_jax.checkpoint.v4_tensors import E2M1, E8M0, FP8
 from dspark_jax.config_draft import DraftConfig
 from dspark_jax.config_v4 import V4Config
 from dspark_jax.errors import CheckpointError
 from dspark_jax.models.deepseek_v4.weights import BLOCK, GROUP
 from dspark_jax.testing.tiny import EOS_ID, VOCAB, byte_tokenizer
 
-FP8, FP4_MOST, FP8_MOST = np.dtype(ml_dtypes.float8_e4m3fn), 6.0, 448.0
-E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
+# The largest numbers of both formats.
+FP4_MOST, FP8_MOST = 6.0, 448.0
 STAGES = 3
 
 
@@ -229,8 +230,7 @@ def to_fp4(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     groups = value.reshape(value.shape[0], -1, GROUP)
     powers = _power(np.abs(groups).max(axis=2), FP4_MOST)
     scaled = np.abs(groups / powers[..., None]).reshape(value.shape)
-    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-    codes = np.abs(scaled[..., None] - table).argmin(axis=-1).astype(np.uint8)
+    codes = np.abs(scaled[..., None] - E2M1[:8]).argmin(axis=-1).astype(np.uint8)
     codes |= (value < 0).astype(np.uint8) << 3
     return codes[:, 0::2] | (codes[:, 1::2] << 4), powers.astype(E8M0)
 

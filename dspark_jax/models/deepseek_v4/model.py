@@ -16,9 +16,9 @@ from dspark_jax.models.deepseek_v4.attention import View, view_of
 from dspark_jax.models.deepseek_v4.layer import layer_declaration, layer_module
 from dspark_jax.models.deepseek_v4.parallel import ALONE, Parallel
 from dspark_jax.models.deepseek_v4.state import State
-from dspark_jax.models.layers import Norm, Table, embed, matmul
+from dspark_jax.models.layers import Norm, Table, embed, existing, matmul
 from dspark_jax.models.params import Tree, build, flatten, partition, unflatten
-from dspark_jax.models.rows import Rows
+from dspark_jax.models.rows import Rows, picked, side_by_side
 
 
 class _Ends(nnx.Module):
@@ -101,15 +101,8 @@ def evaluate(
     x, tapped, pending = run_layers(
         config, params["layers"], x, rows, state, taps, mesh
     )
-    features = (
-        jnp.concatenate(tapped, axis=-1)
-        if tapped
-        else jnp.zeros((x.shape[0], 0), jnp.float32)
-    )
-    if logit_rows is not None:
-        # XLA on CPU multiplies one row in another order than two.
-        least = jnp.broadcast_to(logit_rows, (max(2, *logit_rows.shape),))
-        x = jnp.take(x, least, axis=0, mode="clip")
+    features = side_by_side(tapped, x.shape[0])
+    x = picked(x, logit_rows)
     graphdef, shapes, _ = _ends(config)
     modules = nnx.merge(graphdef, {name: params[name] for name in shapes})
     hidden = modules.norm(modules.hc_head(x))
@@ -191,7 +184,4 @@ def head_table(params: Tree) -> jax.Array:
 def head_logits(config: V4Config, hidden: jax.Array, table: jax.Array) -> jax.Array:
     """float32[R, V] from normed hidden rows; ids that do not exist are -inf."""
     logits = matmul(hidden, table.astype(jnp.float32))
-    if config.valid_vocab is None or config.valid_vocab == logits.shape[-1]:
-        return logits
-    exists = jnp.arange(logits.shape[-1], dtype=jnp.int32) < config.valid_vocab
-    return jnp.where(exists[None], logits, -jnp.inf)
+    return existing(logits, config.valid_vocab)
